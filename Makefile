@@ -1,0 +1,54 @@
+# Everything sets itself up: a venv in the checkout, and nothing else by hand.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+# Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
+PACKAGES := prometheus
+
+.PHONY: help demo test test-long test-oldest lint format bench packages clean
+
+help:  ## say what there is
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .[dev]
+	@touch $@
+
+demo: $(READY)  ## measure the simulator, or HOST=http://my-server:8000, with a master and two workers (1 minute)
+	@exec $(BIN)/vllm-locust demo $(if $(HOST),--host $(HOST)) $(DEMO)
+
+test: $(READY) packages  ## run the tests (under 5 minutes)
+	$(BIN)/python -m pytest -m "not long"
+
+test-long: $(READY) packages  ## run the tests that take longer, too
+	$(BIN)/python -m pytest
+
+test-oldest: packages  ## run the tests with the oldest dependencies that are accepted
+	$(PYTHON) -m venv $(VENV)-oldest
+	sed -n 's/^  "\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml > $(VENV)-oldest/oldest.txt
+	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --editable .[dev] --constraint $(VENV)-oldest/oldest.txt
+	$(VENV)-oldest/bin/python -m pytest -m "not long"
+
+lint: $(READY)  ## check format, style and types
+	$(BIN)/ruff format --check
+	$(BIN)/ruff check
+	$(BIN)/mypy
+
+format: $(READY)  ## format, and mend what can be mended
+	$(BIN)/ruff format
+	$(BIN)/ruff check --fix
+
+bench: $(READY)  ## measure the measuring: error and cost of token times
+	$(BIN)/python benchmarks/bench.py
+
+packages:
+	@missing=; for package in $(PACKAGES); do command -v $$package >/dev/null || missing="$$missing $$package"; done; \
+	if [ -z "$$missing" ]; then exit 0; fi; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
+	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \
+	else echo "not installed:$$missing; tests that need them will be skipped" >&2; fi
+
+clean:  ## remove what the other targets made
+	rm -rf $(VENV) $(VENV)-oldest results .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,332 @@
+"""The text report: what it shows, that it fits, and that nothing in it can harm a terminal."""
+
+import json
+import os
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from vllm_locust.quantity import NS_PER_S
+from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Recording, Report, WindowState, to_wire
+from vllm_locust.report import COLUMNS, printable, text, width_of
+from vllm_locust.results import COUNTS, Meta, Run
+from vllm_locust.timeline import METRICS
+
+MS = 1_000_000
+DASH = "–"
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def recorded(cells: Cells, *, failures: list[Failure] | None = None, length_s: int = 60, **gauges: int) -> Recording:
+    """Return what the master holds after one worker has reported one window."""
+    seen = Gauges(**{"span_ns": length_s * NS_PER_S, **gauges})
+    window = WindowState(index=0, seq=1, sealed=True, gauges=seen, cells=to_wire(cells))
+    recording = Recording("r1", 0, length_s * NS_PER_S)
+    failed = failures or []
+    recording.merge(
+        Report(run="r1", epoch=0, worker="w1", seq=1, now_ns=0, windows=[window], failures=failed),
+    )
+    recording.length_ns = length_s * NS_PER_S
+    return recording
+
+
+def answered(number: int, *, ttft_ms: int, gap_ms: int, tokens: int) -> Cell:
+    """Return a cell of `number` ok requests, whose times spread to their double."""
+    cell = Cell()
+    for i in range(number):
+        ttft_ns, gap_ns = (int(ms * MS * (1 + i / number)) for ms in (ttft_ms, gap_ms))
+        cell.histogram("ttft").add(ttft_ns)
+        cell.histogram("itl").add(gap_ns, tokens - 1)
+        cell.histogram("itl_max").add(gap_ns)
+        cell.histogram("tpot").add(gap_ns)
+        cell.histogram("e2el").add(ttft_ns + gap_ns * (tokens - 1))
+        cell.histogram("input_tokens").add(4 * tokens)
+        cell.histogram("output_tokens").add(tokens)
+    cell.histogram("read_lag").add(80_000, max(number * tokens, 1))
+    cell.histogram("uncertainty").add(0, max(number * tokens, 1))
+    names = ("sent", "outcome|ok|200", "finish|length")
+    cell.counters = dict.fromkeys(names, number)
+    cell.counters |= dict.fromkeys(("token_events", "tokens_received", "stamped"), number * tokens)
+    return cell
+
+
+def three_scenarios() -> Run:
+    """Return a run of three scenarios, one of which fails at times, and a part without requests."""
+    short = answered(1200, ttft_ms=40, gap_ms=8, tokens=64)
+    short.counters |= {"sent": 1243, "outcome|http_429|429": 40, "outcome|cancelled|200": 3}
+    short.counters["failed_without_token"] = 40
+    long = answered(60, ttft_ms=310, gap_ms=12, tokens=512)
+    long.counters |= {"estimated": 60, "stamped": 60 * 512 - 9, "unstamped": 9}
+    chat = answered(12, ttft_ms=95, gap_ms=9, tokens=128)
+    chat.histogram("connect").add(2 * MS, 12)
+    chat.histogram("itl").add(0, 5)
+    failure = Failure(
+        scenario="short",
+        endpoint="completions",
+        outcome="http_429",
+        status=429,
+        first_ns=12_300 * MS,
+        last_ns=48_120 * MS,
+        message="queue is full, try again later",
+    )
+    cells = {
+        Key("short", "completions"): short,
+        Key("long", "completions"): long,
+        Key("会話", "chat"): chat,
+    }
+    gauges = {
+        "in_flight_peak": 50,
+        "in_flight_ns": 2880 * NS_PER_S,
+        "cpu_ns": 25 * NS_PER_S,
+        "loop_lag_ns": 14 * MS,
+    }
+    meta = Meta(
+        name="baseline",
+        run="5f0c",
+        started="2026-01-02T03:04:05+00:00",
+        plugin_version="0.1.0",
+        locust_version="2.47.0",
+        python_version="3.11.7",
+        target="http://127.0.0.1:8000",
+        model="tiny",
+        scenarios={"Mixed": "mixed", "Chat": "chat"},
+        endpoints={"Mixed": "completions", "Chat": "chat"},
+        parts=["short", "long", "会話", "rare"],
+        scenario_hash="sha256:12ab",
+        cache="cold",
+        load={"users": 50, "spawn_rate": 10, "run_time_s": 60, "workers": 2},
+        remarks=["the wall clock of worker w2 is 200 s behind; no number depends on it"],
+    )
+    return Run.of(recorded(cells, failures=[failure], **gauges), meta)
+
+
+def golden(request: pytest.FixtureRequest, name: str, actual: str) -> str:
+    """Return a golden file, made anew where that is asked for."""
+    if request.config.getoption("--update-golden", default=False) or os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(actual, encoding="utf-8")
+    return (GOLDEN / name).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("name", "full"), [("report.txt", False), ("report_full.txt", True)])
+def test_the_report_of_three_scenarios_is_the_golden_one(
+    request: pytest.FixtureRequest, name: str, *, full: bool
+) -> None:
+    """Any change of the words or of the layout is seen in a diff; `--update-golden` takes it over."""
+    shown = text(three_scenarios(), full=full)
+    assert shown == golden(request, name, shown)
+
+
+def test_the_numbers_of_three_scenarios_are_the_golden_ones(request: pytest.FixtureRequest) -> None:
+    """Scripts and comparisons read these names: a change of them is a change of the format."""
+    numbers = json.dumps(three_scenarios().summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    assert numbers == golden(request, "summary.json", numbers)
+
+
+def test_the_short_report_fits_a_screen() -> None:
+    """Forty lines hold four scenarios and all that is to be said of them."""
+    assert len(text(three_scenarios()).splitlines()) <= 40
+
+
+def rows(shown: str) -> dict[str, list[str]]:
+    """Return the cells of each line by its first word; the first line of a name wins."""
+    lines: dict[str, list[str]] = {}
+    for words in map(str.split, shown.splitlines()):
+        if words:
+            lines.setdefault(words[0], words[1:])
+    return lines
+
+
+def test_the_columns_line_up_under_wide_names() -> None:
+    """Chinese, Japanese and Korean characters take two columns each."""
+    lines = text(three_scenarios()).splitlines()
+    table = [line for line in lines if line.startswith(("scenario", "short", "long", "会話", "rare", "all"))]
+    assert len(table) == 6
+    assert len({width_of(line.rstrip()) for line in table}) == 1
+
+
+def test_a_configured_part_without_requests_has_a_row_of_zeros_and_dashes() -> None:
+    """Nobody has to guess whether a part was forgotten."""
+    assert rows(text(three_scenarios()))["rare"] == ["0", "0", *[DASH] * 9, "0.00"]
+
+
+def test_a_run_without_any_sample_is_shown_and_not_ok() -> None:
+    """Nothing was sent: dashes, never zeros that look like latencies, and exit code 1."""
+    shown = text(Run.of(Recording("r1", 0, NS_PER_S), Meta()), full=True)
+    assert rows(shown)["all"][2:] == [DASH] * 10
+    assert "nothing was sent (exit code 1)" in shown
+    assert "nan" not in shown.lower()
+
+
+@pytest.mark.parametrize(("number", "marked"), [(19, 4), (20, 1), (99, 1), (100, 0)])
+def test_a_percentile_that_its_samples_cannot_carry_is_marked_as_their_maximum(number: int, marked: int) -> None:
+    """p95 needs 20 samples, p99 needs 100: TTFT p95 and p99, longest gap p95 and E2EL p95 here."""
+    cell = answered(number, ttft_ms=100, gap_ms=10, tokens=101)
+    shown = text(Run.of(recorded({Key("one", "chat"): cell}), Meta()))
+    assert sum(word.endswith("*") for word in rows(shown)["one"]) == marked
+    assert ("* max of n" in shown) == bool(marked)
+    if marked:
+        assert rows(shown)["one"][6] == f"{100 * (1 + (number - 1) / number):.0f}*"
+
+
+def test_one_scenario_needs_no_row_of_all() -> None:
+    """It would say the same twice."""
+    shown = text(Run.of(recorded({Key("one", "chat"): answered(5, ttft_ms=9, gap_ms=3, tokens=4)}), Meta()))
+    assert "all" not in rows(shown)
+
+
+def test_failures_that_count_as_late_are_shown_beside_what_users_saw() -> None:
+    """40 of 1,240 without a first token leave p95 a number, and turn p99 into a failure."""
+    shown = " ".join(text(three_scenarios()).split())
+    assert "counting failures as late: short TTFT p50" in shown
+    assert "p99 failed" in shown
+    assert "long TTFT" not in shown
+
+
+def test_an_outcome_comes_with_its_count_share_times_and_a_message() -> None:
+    """One line says what went wrong, how often and when."""
+    line = next(line for line in text(three_scenarios()).splitlines() if "http_429" in line and "%" in line)
+    assert " ".join(line.split()) == "40 http_429 3.0 % 12.3 s to 48.1 s: queue is full, try again later"
+
+
+def test_what_is_unusual_about_tokens_is_said_only_then() -> None:
+    """Estimates, zero gaps, bundled tokens, short answers and buffered streams change what numbers mean."""
+    words = ("tokens per event", "are zero", "without usage", "two pieces", "shorter than asked")
+    plain = answered(30, ttft_ms=9, gap_ms=3, tokens=4)
+    shown = text(Run.of(recorded({Key("one", "chat"): plain}), Meta()))
+    assert not any(word in shown for word in words)
+    plain.histogram("itl").add(0)
+    plain.counters |= {"tokens_received": 240, "estimated": 1, "coalesced": 2, "short_outputs": 3}
+    shown = text(Run.of(recorded({Key("one", "chat"): plain}), Meta()))
+    assert all(word in shown for word in words)
+
+
+def test_late_samples_and_errors_of_the_plugin_are_named_with_their_worker() -> None:
+    """What we did wrong ourselves is not hidden."""
+    recording = recorded({Key("one", "chat"): answered(1, ttft_ms=9, gap_ms=3, tokens=4)}, late=7, plugin_errors=2)
+    shown = text(Run.of(recording, Meta()))
+    assert "w1: 7 samples came late" in shown
+    assert "w1: 2 errors of the plugin" in shown
+
+
+HOSTILE = "a\x1b[31m\x9b2J\nb\r\t\u202egnp.exe\u2066\x00\x7f\u200b\u2028c\udcff"
+
+
+def test_printable_leaves_nothing_that_a_terminal_obeys() -> None:
+    """White space becomes a blank, the rest an escape that says what it was."""
+    assert printable(HOSTILE, 200) == (r"a\x1b[31m\x9b2J b \u202egnp.exe\u2066\x00\x7f\u200b c\udcff")
+
+
+@pytest.mark.parametrize(
+    ("given_text", "width", "shown"),
+    [
+        ("short", 5, "short"),
+        ("longer", 5, "long…"),
+        ("会話会話", 8, "会話会話"),
+        ("会話会話", 7, "会話会…"),
+        ("会話会話", 6, "会話…"),
+        ("\x1b\x1b", 4, "…"),
+        ("", 5, ""),
+        ("x", 1, "x"),
+        ("xy", 1, "…"),
+    ],
+)
+def test_printable_cuts_to_columns_not_to_characters(given_text: str, width: int, shown: str) -> None:
+    """An escape is cut as a whole, so that no half of it is left."""
+    assert printable(given_text, width) == shown
+
+
+@given(st.text(st.characters(), max_size=60), st.integers(1, 40))
+@example("e" + "\u0301" * 50, 3)
+def test_printable_keeps_its_promise_for_any_text(anything: str, width: int) -> None:
+    """At most `width` columns, one line, no control, format, surrogate or unassigned character."""
+    shown = printable(anything, width)
+    assert width_of(shown) <= width
+    assert len(shown) <= 5 * width
+    assert not {unicodedata.category(char) for char in shown} & {"Cc", "Cf", "Cs", "Cn", "Zl", "Zp"}
+
+
+names = st.one_of(st.text(st.characters(), max_size=40), st.sampled_from([HOSTILE, "会話" * 30, "x" * 200, "*"]))
+times = st.one_of(st.integers(0, 10**10), st.sampled_from([10**13, 10**17, 10**21]))
+lengths = st.one_of(st.none(), st.integers(0, 10**14))
+counts = st.one_of(st.integers(0, 2000), st.sampled_from([10**6, 10**9, 10**13, 10**17]))
+outcomes = st.sampled_from(["ok|200", "http_429|429", "connect_failed|0", "cancelled|200", "first_token_timeout|200"])
+
+
+@st.composite
+def cells(draw: st.DrawFn) -> Cell:
+    """Draw a cell of any samples and counts, however unlikely together."""
+    cell = Cell()
+    for metric in [*METRICS, "read_lag", "uncertainty"]:
+        for value in draw(st.lists(times, max_size=2)):
+            cell.histogram(metric).add(value, draw(st.sampled_from([1, 30, 10**9])))
+    kinds = draw(st.lists(outcomes, unique=True))
+    listed = ("sent", "token_events", "tokens_received", "tokens_failed", "failed_without_token", *COUNTS)
+    cell.counters = {name: draw(counts) for name in [*listed, *(f"outcome|{kind}" for kind in kinds)]}
+    return cell
+
+
+@st.composite
+def runs(draw: st.DrawFn) -> Run:
+    """Draw a run with names, messages and numbers of any size."""
+    keys = draw(st.lists(st.builds(Key, names, st.sampled_from(["chat", "completions"])), max_size=3, unique=True))
+    failures = [
+        Failure(
+            scenario=draw(names),
+            endpoint="chat",
+            outcome=draw(st.sampled_from(["http_429", "truncated"])),
+            status=429,
+            first_ns=draw(times),
+            last_ns=draw(times),
+            message=draw(names),
+        )
+        for _ in range(draw(st.integers(0, 2)))
+    ]
+    gauges = {name: draw(times) for name in ("in_flight_peak", "in_flight_ns", "cpu_ns", "loop_lag_ns", "late")}
+    meta = Meta(
+        name=draw(names),
+        started=draw(names),
+        target=draw(names),
+        model=draw(names),
+        scenarios=draw(st.dictionaries(names, names, max_size=2)),
+        parts=draw(st.lists(names, max_size=2)),
+        load=draw(st.dictionaries(names, names, max_size=2)),
+        missing_workers=draw(st.lists(names, max_size=2)),
+        ended_early=draw(st.booleans()),
+        remarks=draw(st.lists(names, max_size=2)),
+        plugin_version=draw(names),
+    )
+    recording = recorded({key: draw(cells()) for key in keys}, failures=failures, **gauges)
+    recording.gauges = {(draw(names), 0): seen for seen in recording.gauges.values()}
+    recording.length_ns = draw(lengths)
+    return Run.of(recording, meta)
+
+
+@settings(max_examples=150, deadline=None)
+@given(runs(), st.booleans())
+def test_no_line_is_wider_than_a_page_or_harmful_whatever_the_run_holds(run: Run, full: bool) -> None:  # noqa: FBT001
+    """However long, wide or hostile the names, and however large the numbers."""
+    shown = text(run, full=full)
+    assert max(map(width_of, shown.split("\n"))) <= COLUMNS
+    assert all(char == "\n" or char.isprintable() for char in shown)
+
+
+@pytest.mark.parametrize("field", ["name", "target", "model", "started", "plugin_version"])
+def test_a_hostile_text_in_the_file_stays_harmless(field: str) -> None:
+    """A run file may come from anybody; its words are escaped wherever they are shown."""
+    run = three_scenarios()
+    changes: dict[str, Any] = {field: HOSTILE}
+    shown = text(replace(run, meta=replace(run.meta, **changes)), full=True)
+    assert r"a\x1b[31m\x9b2J" in shown
+    assert "\x1b" not in shown
+
+
+def test_a_key_of_the_load_is_no_format_string() -> None:
+    """Keys of a run file are words, whatever braces they hold."""
+    run = three_scenarios()
+    shown = text(replace(run, meta=replace(run.meta, load={"{0.__class__}": 5, "run_time_s": None})))
+    assert "5 {0.__class__}" in shown

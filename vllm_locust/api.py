@@ -1,0 +1,139 @@
+"""The OpenAI dialect: request bodies, and the data of events → what they say.
+
+The rules of what a token event is are those of `docs/metrics.md`; they follow vLLM and what the other servers of this
+dialect send: SGLang, TGI, llama.cpp, LiteLLM, Azure. Decoding is typed and in one pass; unknown fields are passed over.
+"""
+
+from typing import Any, NamedTuple
+
+import msgspec
+
+PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
+"""Path of each endpoint."""
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | list[Any] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    function_call: dict[str, Any] | None = None
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: str | None = None
+    finish_reason: str | None = None
+    token_ids: list[int] | None = None
+
+
+class _PromptDetails(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """What the server says it counted."""
+
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
+    prompt_tokens_details: _PromptDetails | None = None
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Usage | None = None
+    error: Any = None
+    object: str | None = None
+    message: Any = None
+
+
+class Part(NamedTuple):
+    """What an event says of one choice."""
+
+    choice: int
+    token: bool
+    """Whether it is a token event."""
+    reasoning: bool
+    content: bool
+    finish_reason: str | None
+    token_ids: int
+    """How many token ids it carries."""
+
+
+class Delta(NamedTuple):
+    """What one event says."""
+
+    parts: list[Part]
+    usage: Usage | None
+    error: str | None
+    """Message of an error inside the stream."""
+
+
+class MalformedError(Exception):
+    """The data are no chunk of this dialect; the text tells what came."""
+
+
+_DECODER = msgspec.json.Decoder(_Chunk)
+
+
+def decode(data: str, event: str = "message") -> Delta:
+    """Decode the data of one event; raises `MalformedError`."""
+    try:
+        chunk = _DECODER.decode(data)
+    except (msgspec.DecodeError, RecursionError) as failure:
+        if event == "error":
+            return Delta([], None, data)
+        raise MalformedError(f"{failure}: {data[:120]!r}") from None
+    if chunk.error or event == "error" or chunk.object == "error":
+        return Delta([], chunk.usage, error_message(data))
+    parts = [_part(choice) for choice in chunk.choices] if chunk.choices else []
+    if any(part.finish_reason == "error" for part in parts):
+        return Delta(parts, chunk.usage, "finish_reason is error")
+    return Delta(parts, chunk.usage, None)
+
+
+def _part(choice: _Choice) -> Part:
+    delta, ids = choice.delta, len(choice.token_ids or ())
+    if delta is None:
+        text = choice.text
+        # vLLM sends an empty text for a real token whose text is held back, its last one included.
+        return Part(choice.index, text is not None or ids > 0, False, bool(text), choice.finish_reason, ids)  # noqa: FBT003
+    reasoning = bool(delta.reasoning or delta.reasoning_content)
+    content = bool(delta.content)
+    token = (
+        content
+        or reasoning
+        or ids > 0
+        or bool(delta.refusal)
+        or _calls_something(delta)
+        or (delta.content == "" and delta.role is None)
+    )
+    return Part(choice.index, token, reasoning, content, choice.finish_reason, ids)
+
+
+def _calls_something(delta: _Delta) -> bool:
+    calls = [call.get("function") for call in delta.tool_calls or ()] + [delta.function_call]
+    return any(isinstance(call, dict) and (call.get("name") or call.get("arguments")) for call in calls)
+
+
+def error_message(body: str | bytes) -> str:
+    """Return what an error body says, in whichever of the usual shapes; else the body itself."""
+    text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
+    try:
+        value = msgspec.json.decode(text)
+    except msgspec.DecodeError:
+        return text
+    while isinstance(value, dict):
+        inner = next((value[key] for key in ("error", "message", "detail", "msg", "text") if value.get(key)), None)
+        if inner is None:
+            return text
+        value = inner
+    return value if isinstance(value, str) else text
+
+
+def encode_body(body: dict[str, Any]) -> bytes:
+    """Encode a request's body as UTF-8 JSON."""
+    return msgspec.json.encode(body)

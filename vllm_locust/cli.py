@@ -1,0 +1,181 @@
+"""The command `vllm-locust`: everything that is no load test; a load test is `locust` itself.
+
+Numbers go to stdout, remarks to stderr. An error of the user is one message and exit code 2, one of the server exit
+code 1.
+"""
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from vllm_locust import __version__
+from vllm_locust.errors import ExitCode, InputError
+from vllm_locust.quantity import duration_s, format_list
+
+_EPILOG = """\
+examples:
+  vllm-locust simulate --port 8000
+  vllm-locust check --host http://localhost:8000 --scenario mixed
+  locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 10 -t 5m --headless
+  vllm-locust report results/run_20260101-120000
+"""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        return int(options.act(options))
+    except InputError as error:
+        print(f"vllm-locust: {error}", file=sys.stderr)
+        return int(error.exit_code)
+    except KeyboardInterrupt:
+        return 130
+    except BrokenPipeError:  # the reader of a pipe, like `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return int(ExitCode.OK)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="vllm-locust",
+        description="Measure streaming LLM servers with Locust.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"vllm-locust {__version__}")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    _add_simulate(verbs)
+    _add_check(verbs)
+    _add_report(verbs)
+    _add_demo(verbs)
+    path = verbs.add_parser("path", help="print where a packaged scenario or example locustfile is")
+    path.add_argument("name", help="like mixed.py or mixed.toml")
+    path.set_defaults(act=_path)
+    return parser
+
+
+def _add_simulate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("simulate", help="serve a simulated vLLM with known timing")
+    verb.set_defaults(act=_simulate)
+    verb.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on")
+    verb.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
+    verb.add_argument("--quiet", action="store_true", help="do not say where it listens")
+    verb.add_argument("--model", default="simulated", help="name of the model (default: simulated)")
+    verb.add_argument("--seed", type=int, default=0, help="seed of all that is drawn (default: 0)")
+    verb.add_argument("--ttft", default="80ms", help="median time to first token (default: 80ms)")
+    verb.add_argument("--ttft-sigma", type=float, default=0.25, help="spread of it, log-normal (default: 0.25)")
+    verb.add_argument("--itl", default="12ms", help="median gap between tokens (default: 12ms)")
+    verb.add_argument("--itl-sigma", type=float, default=0.15, help="spread of it, log-normal (default: 0.15)")
+    verb.add_argument("--prefill", default="40us", help="what each token of a prompt adds to TTFT (default: 40us)")
+    verb.add_argument("--seats", type=int, default=64, help="requests that run at once, others queue (default: 64)")
+    verb.add_argument("--max-model-len", type=int, default=32768, help="longest context (default: 32768)")
+    verb.add_argument("--api-key", help="key that requests have to carry")
+    verb.add_argument(
+        "--stream-errors", type=float, default=0, help="share of streams that break with an error in them"
+    )
+    verb.add_argument("--early-ends", type=float, default=0, help="share of streams that end early without an error")
+    verb.add_argument("--emission", action="store_true", help="tell in each event when it was sent")
+    verb.add_argument("--chat-only", action="store_true", help="have no /v1/completions")
+
+
+def _add_check(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("check", help="check scenario, prompts and server, with one request per part")
+    verb.set_defaults(act=_check)
+    verb.add_argument("--host", required=True, help="address of the server, like http://localhost:8000")
+    verb.add_argument("--scenario", default="mixed", help="packaged name or file (default: mixed)")
+    verb.add_argument("--model", help="model to ask for; default: the one that /v1/models names")
+    verb.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY"), help="also from OPENAI_API_KEY")
+    verb.add_argument("--insecure", action="store_true", help="do not check the server's certificate")
+    verb.add_argument("--ca-file", help="certificate authority of the server, as a PEM file")
+    verb.add_argument("--skip-bad-prompts", action="store_true", help="leave unusable lines of prompt files out")
+    verb.add_argument("--no-request", action="store_true", help="do not ask for any answer")
+
+
+def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("report", help="print the report of a saved run")
+    verb.set_defaults(act=_report)
+    verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
+    verb.add_argument("--full", action="store_true", help="add a table for each metric")
+
+
+def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("demo", help="measure the simulator, or a server, with a master and two workers")
+    verb.set_defaults(act=_demo)
+    verb.add_argument("--host", help="a server to measure instead of the simulator")
+    verb.add_argument("--users", type=int, default=20, help="users (default: 20)")
+    verb.add_argument("--run-time", default="60s", help="how long (default: 60s)")
+    verb.add_argument("--results", default="results", help="where the run is saved (default: results)")
+    verb.add_argument(
+        "--prometheus-port", type=int, default=9646, help="port of the metrics (default: 9646, else a free one)"
+    )
+    verb.add_argument("more", nargs="*", help="more options for locust, after --")
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from vllm_locust.simulator import Profile, Simulator  # noqa: PLC0415 - verbs load what they need alone
+
+    given = {
+        "ttft_s": duration_s(options.ttft, where="--ttft"),
+        "itl_s": duration_s(options.itl, where="--itl"),
+        "prefill_s_per_token": duration_s(options.prefill, where="--prefill"),
+        "completions": not options.chat_only,
+    }
+    same = {field.name: getattr(options, field.name) for field in fields(Profile) if hasattr(options, field.name)}
+    try:
+        simulator = Simulator(Profile(**same | given), host=options.bind, port=options.port)
+        simulator.start()
+    except (ValueError, OSError) as error:
+        raise InputError(f"simulate: {error}") from None
+    if not options.quiet:
+        print(f"simulated vLLM, model {options.model}, at {simulator.url} (Ctrl-C ends it)", flush=True)
+    simulator.serve_forever()
+    return ExitCode.OK
+
+
+def _check(options: argparse.Namespace) -> int:
+    from vllm_locust.check import check  # noqa: PLC0415 - verbs load what they need alone
+
+    return check(options)
+
+
+def _report(options: argparse.Namespace) -> int:
+    from vllm_locust import report, results  # noqa: PLC0415 - verbs load what they need alone
+
+    print(report.text(results.load(options.run), full=options.full))
+    return ExitCode.OK
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from vllm_locust import demo  # noqa: PLC0415 - verbs load what they need alone
+
+    return demo.run(
+        demo.Demo(
+            locustfile=_packaged("mixed.py"),
+            host=options.host,
+            users=options.users,
+            run_time=options.run_time,
+            results=options.results,
+            prometheus_port=demo.free_metrics_port(options.prometheus_port),
+            extra=tuple(options.more),
+        )
+    )
+
+
+def _path(options: argparse.Namespace) -> int:
+    print(_packaged(options.name))
+    return ExitCode.OK
+
+
+def _packaged(name: str) -> Path:
+    """Return where a packaged file is, in the wheel or in a checkout."""
+    here = Path(__file__).parent
+    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios")]
+    for folder in folders:
+        if (folder / name).is_file():
+            return folder / name
+    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in (".py", ".toml")}
+    raise InputError(f"{name!r} is not packaged; there are {format_list(sorted(known))}")

@@ -1,0 +1,305 @@
+"""Master and workers: who takes part, what they report, and the end of a run as a handshake.
+
+Everything that travels is bytes of our own encoding inside Locust's custom messages. A local run goes the same way,
+since Locust calls the listeners in place. The end is no sleep: the master closes the gate everywhere, each worker
+lets its streams run out or cuts them and sends its final state, and the master waits for everyone who took part and
+is still there.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+import gevent.event
+import msgspec
+from locust.env import Environment
+from locust.runners import STATE_MISSING, MasterRunner, Runner
+
+from vllm_locust import __version__
+from vllm_locust.generator import Generator
+from vllm_locust.plan import Plan, stream_classes
+from vllm_locust.recording import Mark, Recording, decode_report, encode_report, windows_of
+from vllm_locust.run import Finish, Phase, Start, new_run_id
+from vllm_locust.users import restore_tasks
+
+logger = logging.getLogger(__name__)
+
+START, RESET, REPORT, ACK, FINISH, REFUSED = (
+    f"vllm_locust:{name}" for name in ("start", "reset", "report", "ack", "finish", "refused")
+)
+TICK_S = 1.0
+"""How often a worker harvests and reports; so much do live figures lag."""
+_POLL_S = 0.02
+_LINGER_S = 2.0
+"""How long a worker that was interrupted waits for the master to have its final state."""
+
+
+class Worker:
+    """A process that sends requests, as the master sees it."""
+
+    def __init__(self, environment: Environment, runner: Runner, generator: Generator) -> None:
+        """Listen to the master; a local run's master lives in the same process."""
+        self._environment = environment
+        self._runner = runner
+        self._generator = generator
+        self._ticker: gevent.Greenlet | None = None
+        self._unacknowledged = 0
+        runner.register_message(START, self._on_start)
+        runner.register_message(RESET, self._on_reset)
+        runner.register_message(ACK, self._on_ack)
+        # Concurrent: it waits for streams, and the messages behind it must not.
+        runner.register_message(FINISH, self._on_finish, concurrent=True)
+
+    def _on_start(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+        start = msgspec.msgpack.decode(msg.data, type=Start)
+        if start.version != __version__:
+            logger.error("the master runs vllm-locust %s, this worker %s; install the same", start.version, __version__)
+            self._runner.send_message(REFUSED, {"worker": start.worker, "version": __version__})
+            return
+        for user_class in stream_classes(self._environment.user_classes):
+            restore_tasks(user_class)
+            user_class.insecure = start.settings.insecure
+        self._generator.begin(start)
+        recorder = self._generator.recorder
+        if recorder is not None:
+            recorder.itl_wanted = bool(self._environment.events.itl._handlers)  # type: ignore[attr-defined] # noqa: SLF001 - it has no public count
+        if self._ticker is None:
+            self._ticker = gevent.spawn(self._tick_for_ever)
+
+    def _on_reset(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+        start = self._generator.run.start
+        if start is not None and start.run == msg.data["run"]:
+            self._generator.new_epoch(start, msg.data["epoch"])
+
+    def _on_ack(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+        recorder = self._generator.recorder
+        if recorder is not None and (recorder.run, recorder.epoch) == (msg.data["run"], msg.data["epoch"]):
+            recorder.acknowledge(msg.data["seq"])
+            self._unacknowledged = max(0, recorder.seq - msg.data["seq"])
+
+    def _on_finish(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+        self.finish(msgspec.msgpack.decode(msg.data, type=Finish))
+
+    def _tick_for_ever(self) -> None:
+        while True:
+            gevent.sleep(TICK_S)
+            try:
+                self._tick()
+            except Exception:
+                self._generator.plugin_errors += 1
+                logger.exception("vllm-locust could not report")
+
+    def _tick(self) -> None:
+        generator = self._generator
+        if generator.run.phase in (Phase.RUNNING, Phase.FINISHING):
+            self._send(encode_report(generator.tick(self._runner.user_count)), final=False)
+        elif generator.run.phase is Phase.FINISHED and self._unacknowledged:
+            self._send(encode_report(generator.report()), final=True)
+
+    def _send(self, report: bytes, *, final: bool) -> None:
+        self._unacknowledged += 1
+        self._runner.send_message(REPORT, {"report": report, "final": final})
+
+    def finish(self, finish: Finish) -> None:
+        """Close the gate, let streams run out or cut them, send the final state."""
+        run = self._generator.run
+        if run.phase is not Phase.RUNNING or run.start is None or run.start.run != finish.run:
+            return
+        # Locust's own stop sleeps for so long without answering heartbeats; whoever is left then has nothing to finish.
+        self._environment.stop_timeout = 0
+        self._send(encode_report(self._generator.finish(finish)), final=True)
+
+    def leave(self) -> None:
+        """This process was interrupted: finish, with the master's word if it comes at once, without it if not."""
+        run = self._generator.run
+        self._wait(lambda: run.phase is not Phase.RUNNING, _LINGER_S / 4)
+        recorder, start = self._generator.recorder, run.start
+        if run.phase is Phase.RUNNING and recorder is not None and start is not None:
+            windows = windows_of(time.monotonic_ns() - recorder.start_ns, start.settings.window_ns)
+            self.finish(Finish(run=start.run, windows=windows, stop_timeout_s=start.settings.stop_timeout_s))
+        while run.phase is Phase.FINISHING:
+            gevent.sleep(_POLL_S)
+        self._wait(lambda: not self._unacknowledged, _LINGER_S)
+
+    @staticmethod
+    def _wait(until: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not until() and time.monotonic() < deadline:
+            gevent.sleep(_POLL_S)
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that takes part in a run."""
+
+    name: str
+    rank: int
+    finished: bool = False
+    refused: bool = False
+    lost_ns: int | None = None
+
+
+class Master:
+    """The process that plans a run and holds its recording."""
+
+    def __init__(self, runner: Runner) -> None:
+        """Listen to the workers."""
+        self._runner = runner
+        self.phase = Phase.IDLE
+        self.plan: Plan | None = None
+        self.recording: Recording | None = None
+        self.members: dict[str, Member] = {}
+        self.start_ns = 0
+        self.stop_ns: int | None = None
+        self._late = 0
+        self._sent: dict[str, str] = {}
+        self._done = gevent.event.Event()
+        runner.register_message(REPORT, self._on_report)
+        runner.register_message(REFUSED, self._on_refused)
+
+    # Beginning
+
+    def begin(self, plan: Plan) -> None:
+        """Start a run with everyone who is there."""
+        self.plan = plan
+        self.recording = Recording(new_run_id(), 0, plan.settings.window_ns)
+        self.phase = Phase.RUNNING
+        self.start_ns, self.stop_ns = time.monotonic_ns(), None
+        self._late = 0
+        self._done.clear()
+        clients = self._clients()
+        self.members = {client: Member(self._name(client), rank) for rank, client in enumerate(clients)}
+        for client in clients:
+            self._send_start(client)
+
+    def join(self, client: str) -> None:
+        """A worker has connected; if a run is on, it takes part from now on."""
+        if self.phase is not Phase.RUNNING or self.recording is None or client in self.members:
+            return
+        self._late += 1
+        self.members[client] = Member(self._name(client), 0)
+        self._mark(f"{self.members[client].name} joined")
+        self._send_start(client, late=self._late)
+
+    def _send_start(self, client: str, late: int = 0) -> None:
+        assert self.plan is not None and self.recording is not None  # noqa: S101, PT018 - a run has begun
+        plan, known = self.plan, self._sent.get(client) == self.plan.hash
+        start = Start(
+            version=__version__,
+            run=self.recording.run,
+            epoch=self.recording.epoch,
+            age_ns=time.monotonic_ns() - self.start_ns,
+            worker=self.members[client].name,
+            rank=self.members[client].rank,
+            ranks=max(1, len(self.members) - self._late),
+            late=late,
+            settings=plan.settings,
+            scenario_hash=plan.hash,
+            scenarios=None if known else plan.encoded,
+        )
+        self._sent[client] = plan.hash
+        self._runner.send_message(START, msgspec.msgpack.encode(start), client)
+
+    def reset(self) -> None:
+        """Throw away what was recorded, and count from now on (a new epoch)."""
+        if self.recording is None or self.phase is not Phase.RUNNING:
+            return
+        self.recording = Recording(self.recording.run, self.recording.epoch + 1, self.recording.window_ns)
+        self.start_ns = time.monotonic_ns()
+        self._runner.send_message(RESET, {"run": self.recording.run, "epoch": self.recording.epoch})
+
+    # During
+
+    def _on_report(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+        try:
+            report = decode_report(msg.data["report"])
+        except (ValueError, TypeError, KeyError) as error:
+            logger.error("a report of worker %s cannot be read and is dropped: %s", msg.node_id, error)
+            return
+        if self.recording is not None and self.recording.merge(report):
+            member = self.members.get(msg.node_id)
+            if member is not None and msg.data["final"]:
+                member.finished = True
+        ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
+        self._runner.send_message(ACK, ack, msg.node_id)
+
+    def _on_refused(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+        name, version = msg.data["worker"], msg.data["version"]
+        logger.error("%s runs vllm-locust %s, this master %s; it takes no part", name, version, __version__)
+        if msg.node_id in self.members:
+            self.members[msg.node_id].refused = True
+
+    def watch(self) -> None:
+        """Note workers that have gone."""
+        for client, member in self.members.items():
+            if member.lost_ns is None and not member.finished and self._gone(client):
+                member.lost_ns = time.monotonic_ns() - self.start_ns
+                logger.warning("%s is lost; what it had reported stays in the results", member.name)
+                self._mark(f"{member.name} lost")
+
+    def _mark(self, text: str) -> None:
+        if self.recording is not None:
+            self.recording.marks.append(Mark(at_ns=time.monotonic_ns() - self.start_ns, text=text))
+
+    @property
+    def live_workers(self) -> tuple[str, ...]:
+        """Names of those who take part now."""
+        return tuple(m.name for m in self.members.values() if m.lost_ns is None and not m.refused)
+
+    # End
+
+    def finish(self, stop_timeout_s: float, finish_timeout_s: float) -> None:
+        """Close the gate everywhere and wait for the final state of everyone who is still there.
+
+        A second call joins the first one's wait.
+        """
+        if self.phase is Phase.FINISHING:
+            self._done.wait()
+            return
+        if self.phase is not Phase.RUNNING or self.recording is None:
+            return
+        self.phase = Phase.FINISHING
+        self.stop_ns = time.monotonic_ns()
+        length_ns = self.stop_ns - self.start_ns
+        windows = windows_of(length_ns, self.recording.window_ns)
+        message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s))
+        for client in list(self._waited_for()):
+            self._runner.send_message(FINISH, message, client)
+        deadline_ns = self.stop_ns + round((stop_timeout_s + finish_timeout_s) * 1e9)
+        while any(self._waited_for()) and time.monotonic_ns() < deadline_ns:
+            gevent.sleep(_POLL_S)
+        self.watch()
+        self.recording.length_ns = length_ns
+        self.phase = Phase.FINISHED
+        self._done.set()
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of those whose final state never came."""
+        return [m.name for m in self.members.values() if not m.finished and not m.refused]
+
+    def _waited_for(self) -> Iterator[str]:
+        return (c for c, m in self.members.items() if not m.finished and not m.refused and not self._gone(c))
+
+    # Locust's view of who is there
+
+    def _clients(self) -> list[str]:
+        if isinstance(self._runner, MasterRunner):
+            clients = self._runner.clients
+            return [client.id for client in clients.ready + clients.spawning + clients.running]
+        return ["local"]
+
+    def _gone(self, client: str) -> bool:
+        if not isinstance(self._runner, MasterRunner):
+            return False
+        node = self._runner.clients.get(client)
+        return node is None or node.state == STATE_MISSING
+
+    def _name(self, client: str) -> str:
+        if isinstance(self._runner, MasterRunner):
+            host = client.rpartition("_")[0]
+            return f"worker {self._runner.get_worker_index(client) + 1} ({host})"
+        return "local"

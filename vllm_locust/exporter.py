@@ -1,0 +1,314 @@
+"""What Prometheus scrapes: totals of the process, percentiles of the run and of its last window.
+
+It promises: counters and histograms are lifetime totals of the process, which never fall, whatever is reset
+or started anew; a labelled series is absent, not 0, before its first sample; `promtool check metrics` has no
+complaint; the number of series follows scenarios and outcomes, never requests, messages or workers.
+
+The plan: at a scrape read a `Snapshot`, add the recordings that are over (`Exporter.retire`) to the current
+one, write families. Latencies are of steady requests, counters of all phases. Percentiles are those of the
+report, of `span="run"` (since the start or the last reset, kept until the next run) and `span="window"` (the
+last window that every live worker has closed, only while running). Their type is summary, since nothing else
+may have a label `quantile`; `_sum` and `_count` stand under `span="run"` alone and are, as the type demands,
+lifetime totals: they give the mean, over any interval, of metrics without a histogram too.
+
+The edge of a bucket counts every sample at or below it, and may count one up to 1 % above: a bucket of
+`vllm_locust.histogram` is 1 % wide, and belongs below the edge if its middle is at most 0.5 % above.
+
+What it does not do: read Locust, or export the Python process.
+"""
+
+import errno
+import itertools
+import logging
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import gevent
+from gevent.pool import Pool
+from gevent.pywsgi import WSGIServer
+from gevent.socket import AF_INET, AF_INET6, create_server, has_dualstack_ipv6
+from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+
+from vllm_locust.errors import InputError
+from vllm_locust.histogram import Histogram
+from vllm_locust.quantity import NS_PER_S
+from vllm_locust.recording import Cell, Cells, Key, Recording
+from vllm_locust.timeline import METRICS, Unit
+
+HISTOGRAMS = ("ttft", "itl", "tpot", "e2el")
+QUANTILES = (0.5, 0.9, 0.95, 0.99)
+MAX_SCENARIOS = 100
+"""Each costs some 800 series per endpoint; more of them are most likely a request's name or number."""
+OTHER = "other"
+"""Label of all scenarios beyond `MAX_SCENARIOS`."""
+
+_VLLM_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.025, 0.04, 0.05, 0.06, 0.075, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4),
+    *(0.5, 0.75, 0.8, 1, 1.5, 2, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 50, 60, 80, 120, 160, 240, 480, 640),
+    *(960, 1920, 2560, 7680),
+)
+"""All bounds of vLLM's own four histograms, so that both sides can be compared bucket by bucket."""
+_FINE_S = (0.0005, 300)
+_STEP = 1.1
+_MAX_PORT = 65535
+_CLOSE_S = 0.2
+"""How long closing waits for a scrape that is under way."""
+_LABELS = ("scenario", "endpoint")
+_OUTCOME = "outcome|"
+_COUNTERS = {
+    "requests_sent": ("sent", "Requests that were sent, or ended without a connection."),
+    "input_tokens": ("input_tokens", "Tokens of prompts, as the server counts them."),
+    "output_tokens": ("tokens_received", "Tokens received, those of failed requests included."),
+    "failed_output_tokens": ("tokens_failed", "Tokens received by requests that failed."),
+    "token_events": ("token_events", "Stream events that carried tokens."),
+}
+"""What the recording calls each counter (or the histogram whose sum it is), and its help."""
+_FAULTS = {
+    "plugin_errors": "Errors inside vllm-locust itself.",
+    "late_samples": "Samples that came after their window had been closed.",
+}
+
+_log = logging.getLogger(__name__)
+
+
+def _bounds_s() -> tuple[float, ...]:
+    """Return vLLM's bounds, with steps of at most 10 % between them over the fine range."""
+    anchors = sorted({*_VLLM_S, *_FINE_S})
+    bounds = []
+    for low, high in itertools.pairwise(anchors):
+        steps = math.ceil(math.log(high / low, _STEP)) if high <= _FINE_S[1] else 1
+        bounds += [float(f"{low * (high / low) ** (i / steps):.3g}") for i in range(steps)]
+    return (*bounds, float(anchors[-1]))
+
+
+BOUNDS_S = _bounds_s()
+_BOUNDS_NS = [round(bound * NS_PER_S) for bound in BOUNDS_S]
+_EDGES = (*map(str, BOUNDS_S), "+Inf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """What is to be told at one scrape."""
+
+    recording: Recording | None
+    """Of the current or else the last epoch; absent before the first run."""
+    running: bool
+    """Whether streams may still be open: true until the final state of every worker has come."""
+    users: int
+    workers: int
+    live_workers: tuple[str, ...]
+    """Names of those that take part now and so close windows."""
+
+
+class Exporter:
+    """Collector of everything that is exported, in a registry of its own."""
+
+    def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
+        """Read `snapshot` at every scrape."""
+        self._snapshot = snapshot
+        self._followed: Recording | None = None
+        self._retired: set[tuple[str, int]] = set()
+        self._base: Cells = {}
+        self._base_faults: Counter[str] = Counter()
+        self._scenarios: dict[str, str] = {}
+        self.registry = CollectorRegistry()
+        self.registry.register(self)
+
+    def retire(self, recording: Recording) -> None:
+        """Keep the totals of a recording that takes no more reports; to do so again changes nothing.
+
+        Its owner calls this when it replaces a recording, since no scrape may come before it does so again.
+        """
+        if not self._is_retired(recording):
+            self._retired.add((recording.run, recording.epoch))
+            _add_all(self._base, self._labelled(recording.totals))
+            self._base_faults.update(_faults(recording))
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family that has samples, all of one moment."""
+        now = self._snapshot()
+        if self._followed is not None and self._followed is not now.recording:
+            self.retire(self._followed)
+        self._followed = now.recording
+        lifetime, faults, run = Cells(), self._base_faults.copy(), Cells()
+        _add_all(lifetime, self._base)
+        if now.recording is not None:
+            run = self._labelled(now.recording.totals)
+            if not self._is_retired(now.recording):
+                _add_all(lifetime, run)
+                faults.update(_faults(now.recording))
+        window = self._labelled(_last_window(now))
+        totals = itertools.chain(_gauges(now, run), _counters(lifetime, faults), _histograms(lifetime))
+        for family in itertools.chain(totals, _summaries(lifetime, run, window)):
+            if family.samples:
+                yield family
+                gevent.sleep(0)  # streams must be read while a long page is written; all is copied by now
+
+    def _is_retired(self, recording: Recording) -> bool:
+        return (recording.run, recording.epoch) in self._retired
+
+    def _labelled(self, cells: Cells) -> Cells:
+        """Copy cells, added up where labels are the same: of stages, of scenarios beyond the limit."""
+        result: Cells = {}
+        for key in sorted(cells):
+            label = Key(self._label(key.scenario), key.endpoint, key.phase)
+            _add_all(result, {label: cells[key]})
+        return result
+
+    def _label(self, scenario: str) -> str:
+        if scenario not in self._scenarios:
+            known = len(self._scenarios)
+            if known == MAX_SCENARIOS:
+                remark = "more than %d scenarios: Prometheus gets %r and further ones as %r, reports do not"
+                _log.warning(remark, MAX_SCENARIOS, scenario, OTHER)
+            self._scenarios[scenario] = scenario if known < MAX_SCENARIOS else OTHER
+        return self._scenarios[scenario]
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """A listener that answers scrapes, in the gevent hub of the thread that started it."""
+
+    port: int
+    _wsgi: WSGIServer
+
+    def close(self) -> None:
+        """Stop listening, and end the connections that scrapers keep open."""
+        self._wsgi.stop(timeout=_CLOSE_S)
+
+
+def serve(exporter: Exporter, port: int, host: str = "") -> Server:
+    """Listen on a port (0: any free one) of one address or all; raises `InputError` where that cannot be."""
+    advice = "give a free port from 1 to 65535, or 0 to export nothing"
+    if not 0 <= port <= _MAX_PORT:
+        message = f"--prometheus-port: {port} is no port; {advice}"
+        raise InputError(message)
+    dual = not host and has_dualstack_ipv6()
+    family = AF_INET6 if dual or ":" in host else AF_INET
+    try:
+        listener = create_server((host, port), family=family, dualstack_ipv6=dual)
+    except OSError as error:
+        taken = error.errno == errno.EADDRINUSE
+        why = "is taken, perhaps by another master" if taken else f"cannot be used: {error}"
+        message = f"--prometheus-port: port {port} {why}; {advice}"
+        raise InputError(message) from error
+    listener.settimeout(0)  # gevent accepts until that would block
+    wsgi = WSGIServer(
+        listener,
+        make_wsgi_app(exporter.registry),
+        spawn=Pool(),  # without a pool, `stop` would leave open connections running
+        log=None,
+        environ={"SERVER_NAME": host or "localhost"},  # spares gevent a reverse DNS query
+    )
+    wsgi.start()
+    return Server(wsgi.server_port, wsgi)
+
+
+def _last_window(now: Snapshot) -> Cells:
+    """Return the last window that all live workers have closed, empty unless the run goes on."""
+    closed = now.recording.closed_windows(now.live_workers) if now.recording and now.running else 0
+    return now.recording.window(closed - 1) if now.recording and closed else {}
+
+
+def _add_all(target: Cells, source: Cells) -> None:
+    """Add cells to others and share nothing; to copy what is new is ten times as fast as to merge it."""
+    for key, cell in source.items():
+        if key in target:
+            target[key].merge(cell)
+        else:
+            histograms = {metric: histogram.copy() for metric, histogram in cell.histograms.items()}
+            target[key] = Cell(histograms, cell.counters.copy())
+
+
+def _faults(recording: Recording) -> dict[str, int]:
+    """Return what is counted per worker, once there is anything that could have gone wrong.
+
+    From then on 0 is told as well: an alert on the first error needs the series before it.
+    """
+    if not recording.totals:
+        return {}
+    all_gauges = recording.gauges.values()
+    errors, late = sum(g.plugin_errors for g in all_gauges), sum(g.late for g in all_gauges)
+    return {"plugin_errors": errors, "late_samples": late}
+
+
+def _gauges(now: Snapshot, run: Cells) -> Iterator[Metric]:
+    yield GaugeMetricFamily("vllm_locust_running", "Whether a run goes on (1) or not (0).", now.running)
+    yield GaugeMetricFamily("vllm_locust_users", "Locust users that run now.", now.users)
+    yield GaugeMetricFamily("vllm_locust_workers", "Locust workers that are connected.", now.workers)
+    help_text = "Requests of this run that were sent and have not ended."
+    family = GaugeMetricFamily("vllm_locust_streams_in_flight", help_text, labels=_LABELS)
+    in_flight: Counter[tuple[str, str]] = Counter()
+    for key, cell in run.items():
+        ended = sum(number for _, number in _outcomes(cell))
+        in_flight[key.scenario, key.endpoint] += (cell.counters.get("sent", 0) - ended) if now.running else 0
+    for labels, number in in_flight.items():
+        family.add_metric(labels, number)
+    yield family
+
+
+def _counters(lifetime: Cells, faults: Counter[str]) -> Iterator[Metric]:
+    labels = (*_LABELS, "phase")
+    for name, (source, help_text) in _COUNTERS.items():
+        family = CounterMetricFamily(f"vllm_locust_{name}", help_text, labels=labels)
+        for key, cell in lifetime.items():
+            histogram = cell.histograms.get(source)
+            number = cell.counters.get(source, 0) if histogram is None else histogram.sum
+            if number:
+                family.add_metric(key[:3], number)
+        yield family
+    help_text = "Requests that ended, by outcome and HTTP status (0 where none came)."
+    family = CounterMetricFamily("vllm_locust_requests", help_text, labels=(*labels, "outcome", "status"))
+    for key, cell in lifetime.items():
+        for outcome_and_status, number in _outcomes(cell):
+            family.add_metric((*key[:3], *outcome_and_status), number)
+    yield family
+    for name, number in faults.items():
+        yield CounterMetricFamily(f"vllm_locust_{name}", _FAULTS[name], number)
+
+
+def _outcomes(cell: Cell) -> Iterator[tuple[list[str], int]]:
+    """Yield outcome and status, and how many requests ended so."""
+    for name, number in sorted(cell.counters.items()):
+        if number and name.startswith(_OUTCOME):
+            yield name.removeprefix(_OUTCOME).split("|"), number
+
+
+def _steady(cells: Cells, metric: str) -> Iterator[tuple[Key, Histogram]]:
+    """Yield each histogram of a metric that has samples of steady requests."""
+    for key, cell in cells.items():
+        histogram = cell.histograms.get(metric)
+        if key.phase == "steady" and histogram is not None and histogram.count:
+            yield key, histogram
+
+
+def _histograms(lifetime: Cells) -> Iterator[Metric]:
+    for name in HISTOGRAMS:
+        help_text = f"Steady requests: {METRICS[name].title}."
+        family = HistogramMetricFamily(f"vllm_locust_{name}_seconds", help_text, labels=_LABELS)
+        for key, histogram in _steady(lifetime, name):
+            counts = (*histogram.count_at_most(_BOUNDS_NS), histogram.count)
+            family.add_metric(key[:2], list(zip(_EDGES, counts, strict=True)), histogram.sum / NS_PER_S)
+        yield family
+
+
+def _summaries(lifetime: Cells, run: Cells, window: Cells) -> Iterator[Metric]:
+    for metric in METRICS.values():
+        scale = NS_PER_S if metric.unit is Unit.SECONDS else 1
+        name = f"vllm_locust_{metric.name.removesuffix('_tokens')}_quantile_{metric.unit}"
+        family = Metric(name, f"Steady requests: {metric.title}. Sum and count are of all runs.", "summary")
+        spans = {"run": dict(_steady(run, metric.name)), "window": dict(_steady(window, metric.name))}
+        # OpenMetrics wants the samples of one set of labels together
+        for (key, total), span in itertools.product(_steady(lifetime, metric.name), spans):
+            labels = {"scenario": key.scenario, "endpoint": key.endpoint, "span": span}
+            values = spans[span].get(key, Histogram()).percentiles(QUANTILES)
+            for quantile, value in zip(QUANTILES, values, strict=True):
+                if value is not None:
+                    family.add_sample(name, {**labels, "quantile": str(quantile)}, value / scale)
+            if span == "run":
+                family.add_sample(f"{name}_count", labels, total.count)
+                family.add_sample(f"{name}_sum", labels, total.sum / scale)
+        yield family

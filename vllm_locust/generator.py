@@ -1,0 +1,176 @@
+"""What a process has that sends requests: its view of the run, a client, a recorder.
+
+Users ask it for their next request and hand it what they stream; the cluster begins it, ticks it and finishes it.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import gevent
+
+from vllm_locust import api, scenario
+from vllm_locust.client import Client, Limits
+from vllm_locust.prompts import Prompt
+from vllm_locust.recorder import Recorder
+from vllm_locust.recording import Report
+from vllm_locust.run import Finish, Phase, Run, Start, decode_scenarios
+from vllm_locust.scenario import Part, Pick
+from vllm_locust.timeline import Timeline
+from vllm_locust.transport import Pool, hub_times, origin_of
+
+
+class GateClosedError(Exception):
+    """No request may start: the run has not begun, is over, or has nothing for this user."""
+
+
+class Generator:
+    """The sending side of a process."""
+
+    def __init__(self) -> None:
+        self.run = Run()
+        self.recorder: Recorder | None = None
+        self.plugin_errors = 0
+        self._client: Client | None = None
+        self._known: tuple[str, bytes] | None = None
+
+    # The run
+
+    def begin(self, start: Start) -> None:
+        """Take part in a run; the master has sent the scenarios unless this process has had them."""
+        if start.scenarios is not None:
+            self._known = (start.scenario_hash, start.scenarios)
+        assert self._known is not None and self._known[0] == start.scenario_hash  # noqa: S101, PT018 - see cluster
+        settings = start.settings
+        origin, prefix = origin_of(settings.target, insecure=settings.insecure, ca_file=settings.ca_file)
+        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
+        if self._client is not None:
+            self._client.pool.close()
+        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), Limits(), headers, prefix)
+        self.new_epoch(start, start.epoch, start.age_ns)
+        self.run.begin(start, decode_scenarios(self._known[1]))
+
+    def new_epoch(self, start: Start, epoch: int, age_ns: int = 0) -> None:
+        """Record into a new epoch; what is in flight goes on, and ends unseen."""
+        now_ns = time.monotonic_ns()
+        wanted = self.recorder is not None and self.recorder.itl_wanted
+        self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, now_ns - age_ns, now_ns)
+        self.recorder.itl_wanted = wanted
+        hub_times().take_longest_away_ns()
+
+    def tick(self, users: int) -> Report:
+        """Harvest, and return what the master does not know yet."""
+        assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
+        now_ns = time.monotonic_ns()
+        times = hub_times()
+        self.recorder.tick(
+            now_ns,
+            swept_ns=times.complete_ns,
+            unparsed_ns=self._client.oldest_unparsed_ns,
+            users=users,
+            away_ns=times.take_longest_away_ns(),
+        )
+        return self.report()
+
+    def report(self) -> Report:
+        """Return what the master does not know yet, without looking for more."""
+        assert self.recorder is not None  # noqa: S101 - a run has begun
+        return self.recorder.report(time.monotonic_ns())
+
+    def finish(self, finish: Finish) -> Report:
+        """Close the gate, let streams run out or cut them, and return the final state."""
+        assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
+        self.run.phase = Phase.FINISHING
+        self.recorder.stop(time.monotonic_ns(), finish.windows)
+        deadline_ns = time.monotonic_ns() + round(finish.stop_timeout_s * 1e9)
+        while self._client.in_flight and time.monotonic_ns() < deadline_ns:
+            gevent.sleep(0.02)
+        if self._client.in_flight:
+            self._client.cut_all()
+            while self._client.in_flight:
+                gevent.sleep(0.001)
+        self.recorder.finish(time.monotonic_ns())
+        self.run.phase = Phase.FINISHED
+        return self.report()
+
+    # Requests
+
+    def next_request(self, user_class: str, endpoint: str) -> tuple[Part, dict[str, Any], str]:
+        """Return part, body and request id of the next request of a user class; raises `GateClosedError`."""
+        run = self.run
+        plan = run.scenarios.get(user_class)
+        if not run.open or run.start is None or plan is None or not plan.parts:
+            raise GateClosedError
+        settings = run.start.settings
+        index = run.next_index(user_class)
+        chosen = scenario.pick(plan, settings.seed, user_class, index)
+        prompt = scenario.nonce(run.start.run, user_class, index) if chosen.part.cold else ""
+        body = request_body(chosen, endpoint, prompt, exact_length=settings.exact_length)
+        return chosen.part, body, f"{run.start.run}-{user_class}-{index}"
+
+    def stream(
+        self,
+        timeline: Timeline,
+        body: dict[str, Any],
+        on_first_token: Callable[[Timeline], None],
+    ) -> None:
+        """Stream one request and record it; raises `GateClosedError` where none may start."""
+        run, recorder, client = self.run, self.recorder, self._client
+        if not run.open or run.start is None or recorder is None or client is None:
+            raise GateClosedError
+        body = {"model": run.start.settings.model, "stream": True, "stream_options": {"include_usage": True}, **body}
+        encoded = api.encode_body(body)
+        recorder.begin(timeline)
+        try:
+            client.stream(timeline, encoded, on_first_token)
+        finally:
+            recorder.end(timeline)
+
+
+def request_body(chosen: Pick, endpoint: str, nonce: str, *, exact_length: bool) -> dict[str, Any]:
+    """Return what a scenario adds to a request: the prompt in the endpoint's form, length and sampling."""
+    part = chosen.part
+    body: dict[str, Any] = {}
+    if endpoint == "chat":
+        body["messages"] = _messages(chosen.prompt, nonce)
+    else:
+        body["prompt"] = nonce + _text(chosen.prompt)
+    if chosen.output_tokens is not None:
+        body["max_tokens"] = chosen.output_tokens
+        if exact_length:
+            body |= {"min_tokens": chosen.output_tokens, "ignore_eos": True}
+    elif part.max_tokens is not None:
+        body["max_tokens"] = part.max_tokens
+    if part.temperature is not None:
+        body["temperature"] = part.temperature
+    return body | part.extra_body
+
+
+def _text(prompt: Prompt) -> str:
+    """Return a prompt as one text; the contents of messages follow each other, an empty line between them."""
+    if prompt.text is not None:
+        return prompt.text
+    return "\n\n".join(m["content"] for m in prompt.messages or () if isinstance(m["content"], str))
+
+
+def _messages(prompt: Prompt, nonce: str) -> list[dict[str, Any]]:
+    """Return a prompt as messages, the nonce in front of the first: the server caches by prefix."""
+    if prompt.messages is None:
+        return [{"role": "user", "content": nonce + (prompt.text or "")}]
+    first, *rest = prompt.messages
+    content = first["content"]
+    if nonce:
+        content = nonce + content if isinstance(content, str) else [{"type": "text", "text": nonce}, *content]
+    return [{**first, "content": content}, *rest]
+
+
+_generators: WeakKeyDictionary[Any, Generator] = WeakKeyDictionary()
+
+
+def generator_of(environment: Any) -> Generator:  # noqa: ANN401 - a locust Environment, which is above this layer
+    """Return the generator of a Locust environment, one for each."""
+    found = _generators.get(environment)
+    if found is None:
+        found = _generators[environment] = Generator()
+    return found

@@ -1,0 +1,180 @@
+"""Options and user classes → the plan of a run: everything is checked here, before the first request.
+
+Made by the master (or the single process) when Locust starts, or where a web form has the last word, when a run does.
+"""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from vllm_locust import scenario
+from vllm_locust.errors import InputError
+from vllm_locust.probe import Access, Target, probe
+from vllm_locust.quantity import NS_PER_S, duration_s, format_list
+from vllm_locust.run import Settings, encode_scenarios
+from vllm_locust.scenario import Scenario
+from vllm_locust.users import StreamUser
+
+_LONG_RAMP = 0.25
+"""Share of a run above which its ramp-up is worth a remark."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What a run will do."""
+
+    settings: Settings
+    target: Target
+    scenarios: dict[str, Scenario]
+    """By user class, those alone whose endpoint the server has."""
+    encoded: bytes
+    hash: str
+    endpoints: dict[str, str]
+    parts: tuple[str, ...]
+    """Labels that will have requests, in the order of the files."""
+    remarks: tuple[str, ...] = field(default=())
+
+
+def stream_classes(user_classes: Sequence[type]) -> list[type[StreamUser]]:
+    """Return the user classes that stream."""
+    return [cls for cls in user_classes if issubclass(cls, StreamUser)]
+
+
+def load_scenarios(user_classes: Sequence[type], options: Any, locustfile: Path | None) -> dict[str, Scenario]:  # noqa: ANN401 - an argparse namespace
+    """Load what each streaming user class sends; a class without a scenario streams bodies of its own."""
+    folder = None if locustfile is None else locustfile.parent
+    loaded = {}
+    for cls in stream_classes(user_classes):
+        name = options.scenario or cls.scenario
+        if name:
+            loaded[cls.__name__] = scenario.load(name, relative_to=folder, skip_bad_prompts=options.skip_bad_prompts)
+        elif cls.tasks == [StreamUser.send_next]:
+            raise InputError(
+                f"user class {cls.__name__} has no scenario; set its `scenario`, or give --scenario "
+                f"(packaged are {format_list(scenario.packaged())})"
+            )
+        else:
+            loaded[cls.__name__] = Scenario("", ())
+    return loaded
+
+
+def make(user_classes: Sequence[type], options: Any, host: str | None, locustfile: Path | None) -> Plan:  # noqa: ANN401 - an argparse namespace
+    """Check everything and ask the server; raises `InputError`, of which `TargetError` is the server's part."""
+    streaming = stream_classes(user_classes)
+    if not streaming:
+        raise InputError("no user class streams; derive one from vllm_locust.ChatUser or CompletionsUser")
+    scenarios = load_scenarios(user_classes, options, locustfile)
+    tags, exclude = _tags(options)
+    parts = _parts(scenarios, tags, exclude)
+    access = Access(
+        url=_target(streaming, host),
+        api_key=options.api_key or os.environ.get("OPENAI_API_KEY") or None,
+        insecure=bool(options.insecure),
+        ca_file=options.ca_file or None,
+    )
+    wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
+    target = probe(access, model=options.model or None, endpoints=wanted)
+    remarks = [*_remarks(streaming, scenarios, target, options)]
+    kept = {cls.__name__: scenarios[cls.__name__] for cls in streaming if cls.endpoint in target.endpoints}
+    encoded = encode_scenarios(kept)
+    settings = Settings(
+        target=access.url,
+        model=target.model,
+        seed=_whole("--seed", options.seed),
+        keep_alive=_keep_alive(options.connection),
+        api_key=access.api_key,
+        insecure=access.insecure,
+        ca_file=access.ca_file,
+        window_ns=_window_ns(options.window),
+        stop_timeout_s=float(options.stop_timeout or 0),
+        tags=tags,
+        exclude_tags=exclude,
+        exact_length=target.exact_length,
+    )
+    return Plan(
+        settings=settings,
+        target=target,
+        scenarios=kept,
+        encoded=encoded,
+        hash=scenario.digest(encoded),
+        endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.endpoint in target.endpoints},
+        parts=parts,
+        remarks=tuple(remarks),
+    )
+
+
+def _target(streaming: list[type[StreamUser]], host: str | None) -> str:
+    hosts = {host} if host else {cls.host for cls in streaming if cls.host}
+    if len(hosts) != 1:
+        what = (
+            "no server is named"
+            if not hosts
+            else f"the user classes name several servers: {format_list(sorted(hosts))}"
+        )
+        raise InputError(f"{what}; give one by --host, like --host http://my-server:8000")
+    return str(hosts.pop()).rstrip("/")
+
+
+def _tags(options: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN401 - an argparse namespace
+    """Return the parts to send and to leave out, from --tags, --exclude-tags and the field `parts` of the web form."""
+    parts = [name.strip() for name in (options.parts or "").split(",") if name.strip()]
+    return tuple(parts or options.tags or ()), tuple(options.exclude_tags or ())
+
+
+def _parts(scenarios: dict[str, Scenario], tags: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
+    known = dict.fromkeys(part.name for s in scenarios.values() for part in s.parts)
+    unknown = [tag for tag in (*tags, *exclude) if tag not in known]
+    if unknown and known:
+        raise InputError(f"--tags, --exclude-tags or parts: no part {unknown[0]!r}; there are {format_list(known)}")
+    kept = dict.fromkeys(part.name for s in scenarios.values() for part in s.only(tags, exclude).parts)
+    if known and not kept:
+        raise InputError(f"--tags and --exclude-tags leave no part of {format_list(known)}")
+    return tuple(kept)
+
+
+def _remarks(
+    streaming: list[type[StreamUser]],
+    scenarios: dict[str, Scenario],
+    target: Target,
+    options: Any,  # noqa: ANN401 - an argparse namespace
+) -> list[str]:
+    remarks = [
+        f"the server has no {cls.endpoint} endpoint; user class {cls.__name__} was left out"
+        for cls in streaming
+        if cls.endpoint not in target.endpoints
+    ]
+    loaded = {part.name: part for s in scenarios.values() for part in s.parts}.values()
+    if not target.exact_length and any(part.output_tokens for part in loaded):
+        remarks.append("the server does not take min_tokens and ignore_eos; output_tokens is only the longest answer")
+    remarks += [
+        f"{part.name}: {len(part.prompts)} prompts used, {part.skipped_prompts} bad lines skipped"
+        for part in loaded
+        if part.skipped_prompts
+    ]
+    run_time_s, users, rate = options.run_time, options.num_users, options.spawn_rate
+    if run_time_s and users and users / (rate or 1) > _LONG_RAMP * run_time_s:
+        ramp_s = users / (rate or 1)
+        remarks.append(f"the ramp-up takes {ramp_s:.0f} s of {run_time_s:.0f} s; a higher spawn rate (-r) shortens it")
+    return remarks
+
+
+def _keep_alive(value: str) -> bool:
+    if value not in ("keep-alive", "new"):
+        raise InputError(f"--connection is {value!r}, expected keep-alive or new")
+    return value == "keep-alive"
+
+
+def _window_ns(value: str | float) -> int:
+    window_s = duration_s(value, where="--window")
+    if window_s < 1:
+        raise InputError(f"--window is {value}, expected at least 1s")
+    return round(window_s * NS_PER_S)
+
+
+def _whole(flag: str, value: object) -> int:
+    try:
+        return int(str(value))
+    except ValueError:
+        raise InputError(f"{flag} is {value!r}, expected a whole number") from None

@@ -1,0 +1,334 @@
+"""The only place that registers listeners and options with Locust; importing it makes a process a host of the plugin.
+
+Three roles: a master plans and holds the recording, a worker sends, and a single process does both. Locust swallows
+what listeners raise, so errors of the user are turned into a message and an exit code here.
+"""
+
+import functools
+import logging
+import platform
+import signal
+import sys
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import gevent
+import gevent.event
+import gevent.hub
+import locust
+from locust import argument_parser, events
+from locust import log as locust_log
+from locust.env import Environment
+from locust.event import EventHook
+from locust.runners import MasterRunner, Runner, WorkerRunner
+
+from vllm_locust import __version__, cluster, exporter, plan, recording, report, results, verdict, webui
+from vllm_locust.errors import ExitCode, InputError
+from vllm_locust.generator import generator_of
+from vllm_locust.quantity import duration_s, format_duration, format_rate
+from vllm_locust.run import Phase
+from vllm_locust.users import ChatUser, CompletionsUser
+
+logger = logging.getLogger(__name__)
+
+_PROGRESS_S = 5
+_STOP_TIMEOUT_S = 60
+"""A stream that runs when the test ends may take as long as answers take; Locust's own default would cut it."""
+
+
+def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
+    """Add our options to Locust's command line and, where they make sense, to its web form."""
+    group = parser.add_argument_group("vllm-locust options", "Streaming LLM servers; see the README of vllm-locust.")
+
+    def option(flag: str, *, form: bool = False, default: Any = None, **kwargs: Any) -> None:  # noqa: ANN401
+        name = flag.removeprefix("--").replace("-", "_")
+        action = group.add_argument(flag, default=default, env_var=f"VLLM_LOCUST_{name.upper()}", **kwargs)
+        # Locust sets these on options that are added to the parser itself, not on those of a group.
+        action.include_in_web_ui, action.is_secret, action.is_required, action.is_multiple = form, False, False, False
+
+    option("--scenario", form=True, help="Scenario to send instead of the user classes' own: a packaged name or a file")
+    option("--parts", form=True, help="Parts of the scenario to send, separated by commas; default: all")
+    option("--model", form=True, help="Model to ask for; default: the one that /v1/models names")
+    option("--api-key", metavar="KEY", help="Key of the server, also from OPENAI_API_KEY; never shown or saved")
+    option("--seed", form=True, default="0", help="Which requests are sent in which order; default: 0")
+    option("--name", form=True, default="run", help="Name of the run, for its directory in --results; default: run")
+    option("--results", default="results", metavar="DIR", help="Where runs are saved; default: results")
+    option("--window", default="10s", help="Length of the windows that live figures are about; default: 10s")
+    option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
+    option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
+    option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
+    option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
+    option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
+    option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
+    option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
+    parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)
+
+
+def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> None:
+    """Make a Locust process take part, in the role that its runner has."""
+    environment.events.ttft, environment.events.itl = EventHook(), EventHook()  # type: ignore[attr-defined]
+    runner = runner or environment.runner
+    if runner is None or environment.parsed_options is None:
+        return
+    if not plan.stream_classes(environment.user_classes) and not isinstance(runner, WorkerRunner):
+        return
+    _interrupt_main_greenlet_only()
+    if isinstance(runner, WorkerRunner):
+        _build_locusts_parser_once()
+        worker = cluster.Worker(environment, runner, generator_of(environment))
+        # A process that only sends has no verdict: its failures are the master's to judge.
+        environment.process_exit_code = int(ExitCode.OK)
+        # Registered after Locust's own, hence called before it: quitting listeners run in reverse.
+        environment.events.quitting.add_listener(lambda **_: worker.leave())
+        return
+    if not isinstance(runner, MasterRunner):
+        cluster.Worker(environment, runner, generator_of(environment))
+    try:
+        Host(environment, runner).listen()
+    except InputError as error:
+        _refuse(error)
+
+
+def _build_locusts_parser_once() -> None:
+    """Keep running streams from stalling while users are spawned.
+
+    At each spawn message Locust's worker builds its whole argument parser once per option, 0.2 s in which nothing else
+    runs, for defaults that never change.
+    """
+    argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
+
+
+def _interrupt_main_greenlet_only() -> None:
+    """Turn Ctrl-C into a KeyboardInterrupt of the main greenlet, not of whichever callback happens to run."""
+    main = gevent.getcurrent()
+    gevent.signal_handler(signal.SIGINT, lambda: gevent.hub.get_hub().loop.run_callback(main.throw, KeyboardInterrupt))
+
+
+def _refuse(error: InputError) -> None:
+    print(f"vllm-locust: {error}", file=sys.stderr)  # noqa: T201 - the user's terminal
+    sys.exit(int(error.exit_code))
+
+
+class Host:
+    """The plugin in a master or a single process: from options to the saved run."""
+
+    def __init__(self, environment: Environment, runner: Runner) -> None:
+        """Check all that can be checked before anything starts; raises `InputError`."""
+        self._environment = environment
+        self._runner = runner
+        assert environment.parsed_options is not None  # noqa: S101 - `attach` has looked
+        self._options = environment.parsed_options
+        self._master = cluster.Master(runner)
+        self._prepared: plan.Plan | None = None
+        self._started = ""
+        self._run: results.Run | None = None
+        self._results = Path(self._options.results)
+        self._finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
+        results.check_writable(self._results)
+        self._exporter = exporter.Exporter(self._snapshot)
+        port = _port(self._options.prometheus_port)
+        if port:
+            exporter.serve(self._exporter, port)
+            logger.info("metrics are at http://localhost:%d/metrics", port)
+        if self._immediate:
+            self._prepared = self._plan()
+            kept = self._prepared.scenarios
+            environment.user_classes[:] = [
+                cls for cls in environment.user_classes if cls.__name__ in kept or cls not in plan.stream_classes([cls])
+            ]
+            for remark in self._prepared.remarks:
+                logger.warning(remark)
+        else:
+            plan.load_scenarios(environment.user_classes, self._options, self._locustfile)
+
+    def listen(self) -> None:
+        """Register with Locust's events."""
+        hooks = self._environment.events
+        hooks.test_start.add_listener(self._guard(self._on_test_start))
+        hooks.test_stopping.add_listener(self._guard(self._on_test_stopping))
+        hooks.test_stop.add_listener(self._guard(self._on_test_stop))
+        hooks.reset_stats.add_listener(self._guard(self._on_reset))
+        hooks.spawning_complete.add_listener(self._guard(self._on_spawning_complete))
+        hooks.quit.add_listener(self._guard(self._on_quit))
+        hooks.quitting.add_listener(self._guard(self._on_quitting))
+        hooks.worker_connect.add_listener(lambda client_id, **_: self._master.join(client_id))
+        gevent.spawn(self._tick_for_ever)
+
+    def _guard(self, act: Callable[[], None]) -> Callable[..., None]:
+        return lambda **_: act()
+
+    @property
+    def _immediate(self) -> bool:
+        """Whether the run starts by itself, so that nobody can mend an error in a form."""
+        return bool(self._options.headless or self._options.autostart)
+
+    @property
+    def _locustfile(self) -> Path | None:
+        files = self._environment.parsed_locustfiles or []
+        return Path(files[0]).absolute() if files else None
+
+    def _plan(self) -> plan.Plan:
+        return plan.make(self._environment.user_classes, self._options, self._environment.host, self._locustfile)
+
+    # A run
+
+    def _on_test_start(self) -> None:
+        prepared, self._prepared = self._prepared, None
+        try:
+            if self._master.recording is not None:
+                self._exporter.retire(self._master.recording)
+            self._run = None
+            self._started = datetime.now(UTC).isoformat(timespec="seconds")
+            self._environment.stop_timeout = float(self._options.stop_timeout or 0)
+            self._master.begin(prepared or self._plan())
+        except InputError as error:
+            logger.error("the run was refused: %s", error)
+            self._runner.log_exception("vllm-locust", str(error), "")
+            gevent.spawn(self._runner.stop)
+
+    def _on_test_stopping(self) -> None:
+        self._master.finish(float(self._options.stop_timeout or 0), self._finish_timeout_s)
+        if not isinstance(self._runner, MasterRunner):
+            self._environment.stop_timeout = 0.0
+
+    def _on_test_stop(self) -> None:
+        master = self._master
+        if master.phase is not Phase.FINISHED or master.recording is None or self._run is not None:
+            return
+        self._update_rows()
+        self._run = results.Run.of(master.recording, self._meta())
+        path = results.save(self._run, self._results)
+        found = verdict.findings(self._run.summary, self._run.meta)
+        code = verdict.exit_code(found)
+        self._environment.process_exit_code = int(ExitCode.NOT_RUN if locust_log.unhandled_greenlet_exception else code)
+        logger.info("the run is saved in %s", path)
+        if not self._options.headless:
+            self._print_report()
+
+    def _on_quitting(self) -> None:
+        """Ctrl-C: a single process is told to quit before it is stopped, and its exit code is fixed in between."""
+        if not isinstance(self._runner, MasterRunner):
+            self._runner.stop()
+        if self._environment.process_exit_code is None and self._run is None:
+            self._environment.process_exit_code = int(ExitCode.NOT_RUN if self._immediate else ExitCode.OK)
+
+    def _on_quit(self) -> None:
+        if self._options.headless and self._run is not None:
+            self._print_report()
+
+    def _on_reset(self) -> None:
+        if self._master.recording is not None:
+            self._exporter.retire(self._master.recording)
+        self._master.reset()
+
+    def _on_spawning_complete(self) -> None:
+        if self._environment.reset_stats:
+            self._on_reset()
+
+    def _print_report(self) -> None:
+        if self._run is not None:
+            print(report.text(self._run, full=bool(self._options.full)), flush=True)  # noqa: T201 - the user's terminal
+
+    def _meta(self) -> results.Meta:
+        master, options = self._master, self._options
+        assert master.plan is not None and master.recording is not None  # noqa: S101, PT018 - the run is over
+        prepared = master.plan
+        run_s = (master.recording.length_ns or 0) / 1e9
+        early = bool(self._immediate and options.run_time and run_s < options.run_time - 1)
+        parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
+        caches = {"cold" if part.cold else "natural" for part in parts.values()}
+        return results.Meta(
+            name=options.name or "run",
+            run=master.recording.run,
+            started=self._started,
+            plugin_version=__version__,
+            locust_version=locust.__version__,
+            python_version=platform.python_version(),
+            target=prepared.settings.target,
+            model=prepared.settings.model,
+            scenarios={cls: s.name for cls, s in prepared.scenarios.items()},
+            endpoints=prepared.endpoints,
+            parts=list(prepared.parts),
+            scenario_hash=prepared.hash,
+            seed=prepared.settings.seed,
+            cache=", ".join(sorted(caches)),
+            load={
+                "users": self._runner.target_user_count,
+                "spawn_rate": options.spawn_rate,
+                "run_time_s": options.run_time,
+                "workers": len(master.members),
+            },
+            expected_workers=[member.name for member in master.members.values()],
+            missing_workers=master.missing,
+            ended_early=early,
+            remarks=[*prepared.remarks, *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks)],
+        )
+
+    # While it runs
+
+    def _tick_for_ever(self) -> None:
+        ticks = 0
+        while True:
+            gevent.sleep(cluster.TICK_S)
+            if self._master.phase is not Phase.RUNNING:
+                continue
+            ticks += 1
+            self._master.watch()
+            self._update_rows()
+            if self._options.headless and ticks % _PROGRESS_S == 0:
+                print(self._progress(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
+
+    def _update_rows(self) -> None:
+        if self._master.recording is not None:
+            webui.update_rows(self._environment.stats, self._master.recording.totals)
+
+    def _progress(self) -> str:
+        """Return one line about now: what has ended, what runs, how the last closed window was."""
+        master = self._master
+        assert master.recording is not None  # noqa: S101 - a run is on
+        total = recording.total(master.recording.totals.values())
+        ended = {name: n for name, n in total.counters.items() if name.startswith("outcome|")}
+        ok = sum(n for name, n in ended.items() if name.startswith("outcome|ok|"))
+        failed = sum(ended.values()) - ok - sum(n for name, n in ended.items() if name.startswith("outcome|cancelled|"))
+        age_s = (time.monotonic_ns() - master.start_ns) / 1e9
+        in_flight = total.counters.get("sent", 0) - sum(ended.values())
+        line = f"{age_s:4.0f} s  {in_flight} streams in flight, {ok} ok, {failed} failed"
+        closed = master.recording.closed_windows(master.live_workers)
+        if closed:
+            window = recording.total(master.recording.window(closed - 1).values())
+            ttft, itl = (window.histograms.get(name) for name in ("ttft", "itl"))
+            p95 = format_duration(None if ttft is None else (ttft.percentile(0.95) or 0) / 1e9)
+            p99 = format_duration(None if itl is None else (itl.percentile(0.99) or 0) / 1e9)
+            rate = format_rate(window.counters.get("tokens_received", 0) * 1e9 / master.recording.window_ns)
+            line += f"; last window: TTFT p95 {p95}, ITL p99 {p99}, {rate} tok/s"
+        return line
+
+    def _snapshot(self) -> exporter.Snapshot:
+        master = self._master
+        running = master.phase in (Phase.RUNNING, Phase.FINISHING)
+        return exporter.Snapshot(
+            recording=master.recording,
+            running=running,
+            users=self._runner.user_count if running else 0,
+            workers=len(master.live_workers) if running else 0,
+            live_workers=master.live_workers,
+        )
+
+
+def _port(value: str | int) -> int:
+    try:
+        port = int(value)
+    except ValueError:
+        port = -1
+    if not 0 <= port < 65536:  # noqa: PLR2004
+        raise InputError(f"--prometheus-port is {value!r}, expected 0 to 65535; 0 turns the metrics off")
+    return port
+
+
+events.init_command_line_parser.add_listener(add_options)
+events.init.add_listener(attach)
+
+__all__ = ["ChatUser", "CompletionsUser", "Host", "add_options", "attach"]

@@ -1,0 +1,433 @@
+"""A worker's side of the recording: timelines in, reports out.
+
+Between a stream and the recording stands no per-token work. On every tick, and when a report is due, what is new in all
+timelines is taken in bulk (numpy: differences, logarithms, counts), filed under the window in which it happened, and
+dropped, so memory per stream stays flat however long an answer is.
+
+A window is sealed once nothing older can turn up any more: a sweep of the hub began after its end, and no connection
+holds older bytes unparsed, no request older gaps back. What still does goes to the oldest open window, counted `late`.
+A reset starts a new recorder; timelines that began under the old one end there, where nobody looks any more.
+"""
+
+import time
+from array import array
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Report, WindowState, to_wire
+from vllm_locust.timeline import CUT, Choice, Outcome, Timeline
+
+_FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
+
+
+@dataclass(slots=True)
+class _Window:
+    cells: Cells = field(default_factory=dict)
+    gauges: Gauges = field(default_factory=Gauges)
+    changed: bool = True
+    reported: int | None = None
+    """Sequence number of the last report that carried it."""
+    sealed: bool = False
+
+
+@dataclass(slots=True)
+class _Progress:
+    """What of a running timeline is in the recording already."""
+
+    key: Key
+    sent: bool = False
+    first: bool = False
+    tokens: int = 0
+    reads: int = 0
+
+
+class Recorder:
+    """Accumulates one epoch of one run on one worker."""
+
+    def __init__(  # noqa: PLR0913, PLR0917 - what a report says of itself, and two instants
+        self, run: str, epoch: int, worker: str, window_ns: int, start_ns: int, joined_ns: int | None = None
+    ) -> None:
+        """Count from `start_ns`, when the epoch began on this worker's clock; the worker may have joined later."""
+        self.run = run
+        self.epoch = epoch
+        self.worker = worker
+        self.start_ns = start_ns
+        self.itl_wanted = False
+        """Whether somebody listens to `events.itl`, so that the gaps of a request have to be kept together."""
+        self._window_ns = window_ns
+        self._windows: dict[int, _Window] = {0: _Window()}
+        self._oldest = 0
+        self._stop_ns: int | None = None
+        self._windows_of_run: int | None = None
+        self._live: dict[Timeline, _Progress] = {}
+        self._ended: list[tuple[Timeline, _Progress]] = []
+        self._failures: dict[tuple[str, str, str, int], Failure] = {}
+        self.seq = 0
+        """Number of the last report."""
+        self._in_flight = 0
+        self._changed_ns = start_ns if joined_ns is None else joined_ns
+        self._cpu_ns = time.process_time_ns()
+
+    # Requests
+
+    def begin(self, timeline: Timeline) -> None:
+        """A request is about to be sent."""
+        key = Key(timeline.scenario, timeline.endpoint, timeline.phase, timeline.stage)
+        self._live[timeline] = _Progress(key)
+        self._flight(time.monotonic_ns(), 1)
+
+    def end(self, timeline: Timeline) -> None:
+        """A request has its outcome."""
+        self._ended.append((timeline, self._live.pop(timeline)))
+        self._flight(time.monotonic_ns(), -1)
+
+    @property
+    def in_flight(self) -> int:
+        """Requests that have begun and not ended."""
+        return self._in_flight
+
+    def _flight(self, now_ns: int, change: int) -> None:
+        """Add to the integral of the streams in flight, split at the ends of windows, and change their number."""
+        while self._changed_ns < now_ns:
+            index = self._index(self._changed_ns)
+            until_ns = min(now_ns, self.start_ns + (index + 1) * self._window_ns)
+            if index == self._windows_of_run:
+                until_ns = now_ns
+            gauges = self._window_of(index).gauges
+            gauges.in_flight_ns += self._in_flight * (until_ns - self._changed_ns)
+            gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
+            gauges.in_flight_last = self._in_flight
+            gauges.span_ns += until_ns - self._changed_ns
+            self._changed_ns = until_ns
+        self._in_flight += change
+        gauges = self._window_at(now_ns).gauges
+        gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
+        gauges.in_flight_last = self._in_flight
+
+    # Windows
+
+    def stop(self, now_ns: int, windows: int) -> None:
+        """The gate is closed: the run has so many windows, and what happens from now on goes behind them.
+
+        The number comes from the master, so that all workers mean the same window; what happened here before this
+        instant keeps its place.
+        """
+        self._flight(now_ns, 0)
+        self._stop_ns, self._windows_of_run = now_ns, windows
+
+    def _index(self, at_ns: int) -> int:
+        index = max(0, at_ns - self.start_ns) // self._window_ns
+        if self._stop_ns is None or self._windows_of_run is None:
+            return index
+        return min(index, self._windows_of_run) if at_ns < self._stop_ns else self._windows_of_run
+
+    def _window_at(self, at_ns: int) -> _Window:
+        return self._window_of(self._index(at_ns))
+
+    def _window_of(self, index: int) -> _Window:
+        if index < self._oldest:
+            index = self._oldest
+            self._windows[index].gauges.late += 1
+        for new in range(max(self._windows) + 1, index + 1):
+            self._windows[new] = _Window()
+        window = self._windows[index]
+        window.changed = True
+        return window
+
+    def _cell(self, key: Key, at_ns: int) -> Cell:
+        cells = self._window_at(at_ns).cells
+        cell = cells.get(key)
+        if cell is None:
+            cell = cells[key] = Cell()
+        return cell
+
+    # Harvest
+
+    def tick(self, now_ns: int, *, swept_ns: int, unparsed_ns: int | None, users: int, away_ns: int) -> None:
+        """Take what is new, note the gauges, and seal what is complete.
+
+        Everything that arrived before `swept_ns` has been read; `unparsed_ns` is when the oldest bytes arrived that
+        nobody has parsed, `away_ns` the longest time for which the loop was away since the last tick.
+        """
+        held_ns = self.harvest()
+        self._flight(now_ns, 0)
+        gauges = self._window_at(now_ns).gauges
+        cpu_ns = time.process_time_ns()
+        gauges.cpu_ns += cpu_ns - self._cpu_ns
+        self._cpu_ns = cpu_ns
+        gauges.users_last = users
+        gauges.loop_lag_ns = max(gauges.loop_lag_ns, away_ns)
+        complete_ns = min(ns for ns in (swept_ns, unparsed_ns, held_ns) if ns is not None)
+        self._seal(self._index(complete_ns))
+
+    def finish(self, now_ns: int) -> None:
+        """Take the last of it; every window is final, the one in hand included."""
+        self.harvest()
+        self._flight(now_ns, 0)
+        self._seal(max(self._windows) + 1)
+        del self._windows[self._oldest]
+
+    def _seal(self, until: int) -> None:
+        for index in range(self._oldest, until):
+            if index not in self._windows:
+                self._windows[index] = _Window()
+            self._windows[index].sealed = self._windows[index].changed = True
+        self._oldest = max(self._oldest, until)
+        if self._oldest not in self._windows:
+            self._windows[self._oldest] = _Window()
+
+    def harvest(self) -> int | None:
+        """Take what is new in all timelines; returns when the oldest token event came whose gap is held back."""
+        gaps: dict[Key, _Gaps] = defaultdict(_Gaps)
+        ended, self._ended = self._ended, []
+        held_ns: int | None = None
+        for timeline, progress in [*self._live.items(), *ended]:
+            self._take_instants(timeline, progress)
+            oldest_ns = self._take_tokens(timeline, progress, gaps[progress.key])
+            if oldest_ns is not None and timeline.outcome is None:
+                held_ns = oldest_ns if held_ns is None else min(held_ns, oldest_ns)
+        for key, found in gaps.items():
+            self._file_gaps(key, found)
+        for timeline, progress in ended:
+            self._take_end(timeline, progress)
+        return held_ns
+
+    def _take_instants(self, timeline: Timeline, progress: _Progress) -> None:
+        sent_ns = timeline.sent_ns
+        if sent_ns is not None and not progress.sent:
+            progress.sent = True
+            cell = self._cell(progress.key, sent_ns)
+            cell.count("sent")
+            if timeline.connect_ns is not None:
+                cell.histogram("connect").add(timeline.connect_ns)
+            if timeline.scheduled_ns is not None:
+                cell.histogram("queue").add(max(0, sent_ns - timeline.scheduled_ns))
+        if timeline.first_ns is not None and not progress.first:
+            progress.first = True
+            self._cell(progress.key, timeline.first_ns).histogram("ttft").add(timeline.first_ns - (sent_ns or 0))
+
+    def _take_tokens(self, timeline: Timeline, progress: _Progress, gaps: "_Gaps") -> int | None:
+        """Take new token events, and gaps where they are not held back; returns the time of the oldest one held."""
+        oldest_ns = None
+        release = not timeline.coalesced if timeline.outcome is not None else timeline.token_reads > 2  # noqa: PLR2004
+        for choice in timeline.choices.values():
+            if len(choice.times) > choice.counted:
+                gaps.events.extend(choice.times[choice.counted :])
+                choice.counted = len(choice.times)
+            if len(choice.times) > 1:
+                if release:
+                    self._release(timeline, choice, gaps)
+                else:
+                    oldest_ns = min(choice.times[0], oldest_ns or choice.times[0])
+        known = sum(choice.tokens for choice in timeline.choices.values())
+        if known > timeline.events and timeline.last_ns is not None:
+            extra = known - timeline.events - progress.tokens
+            if extra > 0:
+                progress.tokens += extra
+                self._cell(progress.key, timeline.last_ns).count("tokens_received", extra)
+        for events, lag_ns, uncertainty_ns, stamped in timeline.reads:
+            gaps.note_read(events, lag_ns, uncertainty_ns, stamped=stamped)
+        timeline.reads.clear()
+        return oldest_ns
+
+    def _release(self, timeline: Timeline, choice: Choice, gaps: "_Gaps") -> None:
+        times = choice.times
+        longest = int(np.diff(np.frombuffer(times, np.int64)).max())
+        timeline.longest_gap_ns = max(timeline.longest_gap_ns or 0, longest)
+        gaps.times.extend(times)
+        gaps.lengths.append(len(times))
+        if self.itl_wanted:
+            choice.kept.extend(times[bool(choice.kept) :])
+        choice.times = array("q", times[-1:])
+        choice.counted = 1
+
+    def _file_gaps(self, key: Key, gaps: "_Gaps") -> None:
+        """File the token events and gaps of one key under the windows of their (later) event."""
+        if gaps.events:
+            for window, times in self._by_window(np.frombuffer(gaps.events, np.int64)):
+                cell = window.cells.setdefault(key, Cell())
+                cell.count("token_events", times.size)
+                cell.count("tokens_received", times.size)
+            latest = self._cell(key, max(gaps.events[-1], self.start_ns))
+            for metric, values in (("read_lag", gaps.lags), ("uncertainty", gaps.uncertainties)):
+                latest.histogram(metric).add_array(np.frombuffer(values, np.int64) if values else _NOTHING)
+            for name, number in (("stamped", gaps.stamped), ("unstamped", gaps.unstamped)):
+                if number:
+                    latest.count(name, number)
+        if gaps.times:
+            times = np.frombuffer(gaps.times, np.int64)
+            within = np.ones(times.size - 1, dtype=bool)
+            within[np.cumsum(gaps.lengths)[:-1] - 1] = False
+            values = np.diff(times)[within]
+            for window, chosen in self._by_window(times[1:][within], values):
+                window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
+
+    def _by_window(
+        self, times: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | None = None
+    ) -> list[tuple[_Window, npt.NDArray[np.int64]]]:
+        """Split values (the times themselves, unless given) by the window of their times."""
+        values = times if values is None else values
+        indices = np.maximum(times - self.start_ns, 0) // self._window_ns
+        if self._stop_ns is not None and self._windows_of_run is not None:
+            indices = np.where(times < self._stop_ns, np.minimum(indices, self._windows_of_run), self._windows_of_run)
+        late = int(np.count_nonzero(indices < self._oldest))
+        if late:
+            self._windows[self._oldest].gauges.late += late
+            indices = np.maximum(indices, self._oldest)
+        return [(self._window_of(int(index)), values[indices == index]) for index in np.unique(indices)]
+
+    # Ends
+
+    def _take_end(self, timeline: Timeline, progress: _Progress) -> None:
+        outcome, done_ns = timeline.outcome, timeline.done_ns
+        assert outcome is not None and done_ns is not None  # noqa: S101, PT018 - it has ended
+        cell = self._cell(progress.key, done_ns)
+        cell.count(f"outcome|{outcome}|{timeline.status}")
+        if not progress.sent:  # it never got a connection; every request that ends has been counted as due
+            cell.count("sent")
+        for name in ("heartbeats", "comments", "reconnects"):
+            if number := getattr(timeline, name):
+                cell.count(name, number)
+        self._take_token_counts(timeline, progress, cell)
+        if timeline.ttfc_ns is not None:
+            cell.histogram("ttfc").add(timeline.ttfc_ns)
+        longest_ns = _longest_gap_ns(timeline)
+        if longest_ns is not None:
+            cell.histogram("itl_max").add(longest_ns)
+        if timeline.coalesced:
+            cell.count("coalesced")
+        if outcome is Outcome.OK:
+            _take_ok(timeline, cell)
+        elif outcome is Outcome.CANCELLED:
+            _take_cut(timeline, cell)
+        else:
+            self._take_failure(timeline, cell)
+
+    def _take_token_counts(self, timeline: Timeline, progress: _Progress, cell: Cell) -> None:
+        tokens = timeline.output_tokens
+        missing = tokens - timeline.events - progress.tokens
+        if missing > 0:
+            cell.count("tokens_received", missing)
+        elif missing < 0:
+            cell.count("tokens_surplus", -missing)
+        received = timeline.events + progress.tokens + max(0, missing)
+        if timeline.outcome is not None and timeline.outcome.failed and received:
+            cell.count("tokens_failed", received)
+        if timeline.input_tokens is not None:
+            cell.histogram("input_tokens").add(timeline.input_tokens)
+        if timeline.cached_tokens is not None:
+            cell.histogram("cached_tokens").add(timeline.cached_tokens)
+
+    def _take_failure(self, timeline: Timeline, cell: Cell) -> None:
+        assert timeline.outcome is not None and timeline.done_ns is not None  # noqa: S101, PT018 - it has ended
+        if timeline.first_ns is None:
+            cell.count("failed_without_token")
+        at_ns = max(0, timeline.done_ns - self.start_ns)
+        failure = Failure(
+            scenario=timeline.scenario,
+            endpoint=timeline.endpoint,
+            outcome=timeline.outcome,
+            status=timeline.status,
+            first_ns=at_ns,
+            last_ns=at_ns,
+            message=timeline.message,
+        )
+        known = self._failures.get(failure.kind)
+        self._failures[failure.kind] = failure if known is None else known.join(failure)
+
+    # Reports
+
+    def report(self, now_ns: int) -> Report:
+        """Return the whole state of each window that has changed since its last acknowledged report."""
+        self.seq += 1
+        windows = []
+        for index, window in sorted(self._windows.items()):
+            if window.changed:
+                window.reported, window.changed = self.seq, False
+            elif window.reported is None:
+                continue
+            cells = to_wire(window.cells)
+            gauges = msgspec.structs.replace(window.gauges)
+            windows.append(
+                WindowState(index=index, seq=window.reported, sealed=window.sealed, gauges=gauges, cells=cells)
+            )
+        return Report(
+            run=self.run,
+            epoch=self.epoch,
+            worker=self.worker,
+            seq=self.seq,
+            now_ns=now_ns - self.start_ns,
+            windows=windows,
+            failures=list(self._failures.values()),
+        )
+
+    def acknowledge(self, seq: int) -> None:
+        """The master has the report of this number: what has not changed since need not be sent again."""
+        for index, window in list(self._windows.items()):
+            if window.reported is not None and window.reported <= seq and not window.changed:
+                window.reported = None
+                if window.sealed:
+                    del self._windows[index]
+
+
+@dataclass(slots=True)
+class _Gaps:
+    """What one harvest found for one key."""
+
+    events: "array[int]" = field(default_factory=lambda: array("q"))
+    times: "array[int]" = field(default_factory=lambda: array("q"))
+    """Token times whose gaps are due, of one choice after the other."""
+    lengths: list[int] = field(default_factory=list)
+    lags: "array[int]" = field(default_factory=lambda: array("q"))
+    uncertainties: "array[int]" = field(default_factory=lambda: array("q"))
+    stamped: int = 0
+    unstamped: int = 0
+
+    def note_read(self, events: int, lag_ns: int, uncertainty_ns: int, *, stamped: bool) -> None:
+        """Take what one read was like."""
+        if stamped:
+            self.stamped += events
+            self.lags.append(lag_ns)
+        else:
+            self.unstamped += events
+        self.uncertainties.extend([uncertainty_ns] * events)
+
+
+_NOTHING = np.empty(0, np.int64)
+
+
+def _longest_gap_ns(timeline: Timeline) -> int | None:
+    """Return the largest gap; a stream that was waited for in vain has an open one."""
+    if timeline.coalesced or timeline.last_ns is None or timeline.done_ns is None:
+        return None
+    if timeline.outcome in (Outcome.IDLE_TIMEOUT, Outcome.TOKEN_TIMEOUT, Outcome.TOTAL_TIMEOUT):
+        return max(timeline.longest_gap_ns or 0, timeline.done_ns - timeline.last_ns)
+    return timeline.longest_gap_ns
+
+
+def _take_ok(timeline: Timeline, cell: Cell) -> None:
+    e2el_ns = timeline.e2el_ns
+    if e2el_ns is not None:
+        cell.histogram("e2el").add(e2el_ns)
+    for tpot_ns in timeline.tpots_ns():
+        cell.histogram("tpot").add(tpot_ns)
+    cell.histogram("output_tokens").add(timeline.output_tokens)
+    if timeline.estimated:
+        cell.count("estimated")
+    if timeline.expected_tokens is not None and timeline.output_tokens < timeline.expected_tokens:
+        cell.count("short_outputs")
+    for reason in timeline.finish_reasons.values():
+        cell.count(f"finish|{reason if reason in _FINISH_REASONS else 'other'}")
+
+
+def _take_cut(timeline: Timeline, cell: Cell) -> None:
+    if timeline.sent_ns is None or timeline.done_ns is None:
+        return
+    age_ns = timeline.done_ns - timeline.sent_ns
+    if timeline.first_ns is None:
+        cell.histogram(CUT["ttft"]).add(age_ns)
+    cell.histogram(CUT["e2el"]).add(age_ns)

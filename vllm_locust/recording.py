@@ -1,0 +1,365 @@
+"""The one data structure: a sparse cube of integers, built by workers, merged by the master, read by everyone else.
+
+*window × (scenario, endpoint, phase, stage) × (histogram of a metric | counter)*, and beside it, per worker and window,
+gauges. Every number that anyone is shown is a sum over some slice of it.
+
+Reporting is state-based: a report carries, for each window that changed, the window's whole state with a sequence
+number, and the master replaces what it held for (worker, window) if the number is higher. A lost, repeated, reordered
+or late report therefore changes nothing. A sealed state is final and is folded into its window at once, so a day
+costs memory per window, not per window and worker; a window that its worker has not sealed counts all the same.
+Running totals are moved by the difference of two states; nothing is summed again at a scrape.
+
+What it does not do: keep samples, know what a metric means, or look at a clock.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import msgspec
+
+from vllm_locust.histogram import Histogram
+
+FORMAT = 1
+"""Version of the encoding, on the wire and in run files; another one is refused."""
+
+
+class Key(NamedTuple):
+    """What samples are kept apart by."""
+
+    scenario: str
+    endpoint: str
+    phase: str = "steady"
+    stage: int = 0
+
+
+@dataclass(slots=True)
+class Cell:
+    """Histograms by metric and counters by name, of one key in one stretch of time."""
+
+    histograms: dict[str, Histogram] = field(default_factory=dict)
+    counters: dict[str, int] = field(default_factory=dict)
+
+    def histogram(self, metric: str) -> Histogram:
+        """Return the histogram of a metric to be written to."""
+        found = self.histograms.get(metric)
+        if found is None:
+            found = self.histograms[metric] = Histogram()
+        return found
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Add to a counter."""
+        self.counters[name] = self.counters.get(name, 0) + number
+
+    def merge(self, other: "Cell") -> None:
+        """Add all of another cell."""
+        for metric, histogram in other.histograms.items():
+            self.histogram(metric).merge(histogram)
+        for name, number in other.counters.items():
+            self.count(name, number)
+
+    def replace(self, old: "Cell", new: "Cell") -> None:
+        """Move this total by the difference of two states of a part of it; `new` has grown out of `old`."""
+        for metric, histogram in new.histograms.items():
+            self.histogram(metric).replace(old.histograms.get(metric, _EMPTY), histogram)
+        for name, number in new.counters.items():
+            self.count(name, number - old.counters.get(name, 0))
+
+
+_EMPTY = Histogram()
+
+Cells = dict[Key, Cell]
+
+
+class Gauges(msgspec.Struct, array_like=True, kw_only=True):
+    """What one worker was like in one window; times in nanoseconds."""
+
+    span_ns: int = 0
+    """How much of the window has passed on this worker."""
+    in_flight_last: int = 0
+    in_flight_peak: int = 0
+    in_flight_ns: int = 0
+    """Integral of the streams in flight over time."""
+    users_last: int = 0
+    cpu_ns: int = 0
+    """CPU time of the process."""
+    loop_lag_ns: int = 0
+    """The longest time for which the event loop was away."""
+    late: int = 0
+    """Samples that belong to an older window, which had been sealed already."""
+    plugin_errors: int = 0
+
+
+class Failure(msgspec.Struct, kw_only=True):
+    """First and last time, since the start of the run, and one message of one kind of failure."""
+
+    scenario: str
+    endpoint: str
+    outcome: str
+    status: int
+    """HTTP status, 0 where none came."""
+    first_ns: int
+    last_ns: int
+    message: str
+
+    @property
+    def kind(self) -> tuple[str, str, str, int]:
+        """What failures are gathered by."""
+        return (self.scenario, self.endpoint, self.outcome, self.status)
+
+    def join(self, other: "Failure") -> "Failure":
+        """Merge two of a kind: the message of the earliest one stays, so that the order of merging does not matter."""
+        first = min(self, other, key=lambda failure: (failure.first_ns, failure.message))
+        return msgspec.structs.replace(first, last_ns=max(self.last_ns, other.last_ns))
+
+
+class Mark(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened in a run: a worker lost, a change of users."""
+
+    at_ns: int
+    text: str
+
+
+class WireHistogram(msgspec.Struct, array_like=True):
+    """A histogram as it travels: occupied buckets as steps from one to the next, which mostly fit a byte."""
+
+    steps: list[int]
+    counts: list[int]
+    sum: int
+    min: int | None
+    max: int | None
+
+
+class WireCell(msgspec.Struct, kw_only=True):
+    """A cell as it travels."""
+
+    key: Key
+    histograms: dict[str, WireHistogram]
+    counters: dict[str, int]
+
+
+class WindowState(msgspec.Struct, kw_only=True):
+    """One worker's whole state of one window."""
+
+    index: int
+    seq: int
+    sealed: bool
+    gauges: Gauges
+    cells: list[WireCell]
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """What a worker tells the master at a tick: every window that changed, whole."""
+
+    format: int = FORMAT
+    run: str
+    epoch: int
+    worker: str
+    seq: int
+    now_ns: int
+    """Time since the start of the run on the worker's clock."""
+    windows: list[WindowState]
+    failures: list[Failure]
+
+
+_REPORT_DECODER = msgspec.msgpack.Decoder(Report)
+
+
+def encode_report(report: Report) -> bytes:
+    """Encode a report for Locust's messages, which carry bytes unharmed."""
+    return msgspec.msgpack.encode(report)
+
+
+def decode_report(data: bytes) -> Report:
+    """Decode a report; raises `ValueError` for bytes that are no report of this format."""
+    report = _REPORT_DECODER.decode(data)
+    if report.format != FORMAT:
+        raise ValueError(f"report of format {report.format}, this is format {FORMAT}")
+    return report
+
+
+def to_wire(cells: Cells) -> list[WireCell]:
+    """Turn cells into what travels and what is saved."""
+    return [
+        WireCell(
+            key=key,
+            histograms={metric: _pack(h) for metric, h in sorted(cell.histograms.items())},
+            counters=dict(sorted(cell.counters.items())),
+        )
+        for key, cell in sorted(cells.items())
+    ]
+
+
+def from_wire(cells: Iterable[WireCell]) -> Cells:
+    """Turn what travelled back into cells."""
+    return {c.key: Cell({m: _unpack(h) for m, h in c.histograms.items()}, c.counters) for c in cells}
+
+
+def merge_cells(target: Cells, source: Cells) -> None:
+    """Add all of some cells to others."""
+    for key, cell in source.items():
+        target.setdefault(key, Cell()).merge(cell)
+
+
+def _pack(histogram: Histogram) -> WireHistogram:
+    ranked = sorted(histogram.buckets.items())
+    indices = [index for index, _ in ranked]
+    steps = [index - before for before, index in zip([0, *indices], indices, strict=False)]
+    return WireHistogram(steps, [n for _, n in ranked], histogram.sum, histogram.min, histogram.max)
+
+
+def _unpack(wire: WireHistogram) -> Histogram:
+    buckets, index = {}, 0
+    for step, number in zip(wire.steps, wire.counts, strict=True):
+        index += step
+        buckets[index] = number
+    return Histogram(buckets, sum(wire.counts), wire.sum, wire.min, wire.max)
+
+
+class Recording:
+    """One epoch of one run, as the master (or a single process) holds it."""
+
+    def __init__(self, run: str, epoch: int, window_ns: int) -> None:
+        self.run = run
+        self.epoch = epoch
+        self.window_ns = window_ns
+        self.length_ns: int | None = None
+        """How long the run lasted, once that is known."""
+        self.totals: Cells = {}
+        self.gauges: dict[tuple[str, int], Gauges] = {}
+        self.failures: dict[tuple[str, str, str, int], Failure] = {}
+        self.marks: list[Mark] = []
+        self.stale = 0
+        """Reports of an older run or epoch that came and were dropped."""
+        self._folded: dict[int, Cells] = {}
+        self._open: dict[tuple[str, int], Cells] = {}
+        self._seqs: dict[tuple[str, int], int] = {}
+        self._sealed: dict[str, int] = {}
+
+    def merge(self, report: Report) -> bool:
+        """Take a report; whatever of it is already known, or older than what is known, changes nothing.
+
+        Returns whether it belongs to this run and epoch.
+        """
+        if (report.run, report.epoch) != (self.run, self.epoch):
+            self.stale += 1
+            return False
+        self._sealed.setdefault(report.worker, 0)
+        for window in sorted(report.windows, key=lambda state: state.index):
+            self._take(report.worker, window)
+        for failure in report.failures:
+            known = self.failures.get(failure.kind)
+            self.failures[failure.kind] = failure if known is None else known.join(failure)
+        return True
+
+    def _take(self, worker: str, state: WindowState) -> None:
+        place = (worker, state.index)
+        if state.index < self._sealed[worker] or state.seq <= self._seqs.get(place, -1):
+            return
+        new, old = from_wire(state.cells), self._open.get(place, {})
+        for key, cell in new.items():
+            self.totals.setdefault(key, Cell()).replace(old.get(key, _NO_CELL), cell)
+        self.gauges[place] = state.gauges
+        if state.sealed:
+            self._open.pop(place, None)
+            self._seqs.pop(place, None)
+            merge_cells(self._folded.setdefault(state.index, {}), new)
+            self._sealed[worker] = state.index + 1
+        else:
+            self._open[place] = new
+            self._seqs[place] = state.seq
+
+    @property
+    def workers(self) -> list[str]:
+        """Names of all workers that ever reported."""
+        return sorted(self._sealed)
+
+    @property
+    def window_count(self) -> int:
+        """How many windows the run has so far; once it has been stopped, what came later is in one more behind them."""
+        if self.length_ns is not None:
+            return windows_of(self.length_ns, self.window_ns)
+        return 1 + max((index for _, index in self.gauges), default=-1)
+
+    def within(self) -> Cells:
+        """Return the cells of the run's own windows: what came after its stop counts in totals, not in rates."""
+        cells: Cells = {}
+        for index in range(self.window_count):
+            merge_cells(cells, self.window(index))
+        return cells
+
+    def closed_windows(self, workers: Iterable[str] | None = None) -> int:
+        """How many windows, counted from the first, the given workers (default: all) have sealed."""
+        return min((self._sealed.get(w, 0) for w in (self._sealed if workers is None else workers)), default=0)
+
+    def window(self, index: int) -> Cells:
+        """Return the cells of one window, sealed or not, over all workers; empty where nothing happened."""
+        cells: Cells = {}
+        merge_cells(cells, self._folded.get(index, {}))
+        for (_, open_index), part in self._open.items():
+            if open_index == index:
+                merge_cells(cells, part)
+        return cells
+
+    def gauges_of(self, index: int) -> dict[str, Gauges]:
+        """Return the gauges of each worker in one window."""
+        return {worker: gauges for (worker, i), gauges in self.gauges.items() if i == index}
+
+    def save(self) -> dict[str, Any]:
+        """Return all of it as values that JSON can carry."""
+        return {
+            "format": FORMAT,
+            "run": self.run,
+            "epoch": self.epoch,
+            "window_ns": self.window_ns,
+            "length_ns": self.length_ns,
+            "windows": [
+                {"index": index, "cells": msgspec.to_builtins(to_wire(self.window(index)))}
+                for index in range(1 + max((index for _, index in self.gauges), default=-1))
+            ],
+            "gauges": [[worker, index, *msgspec.to_builtins(g)] for (worker, index), g in sorted(self.gauges.items())],
+            "failures": msgspec.to_builtins([self.failures[kind] for kind in sorted(self.failures)]),
+            "marks": msgspec.to_builtins(self.marks),
+        }
+
+
+_NO_CELL = Cell()
+
+
+def windows_of(length_ns: int, window_ns: int) -> int:
+    """Return how many windows a length has, a partial last one included."""
+    return -(-length_ns // window_ns)
+
+
+def load(saved: dict[str, Any]) -> Recording:
+    """Make a recording again from what `Recording.save` returned; raises `ValueError` where it is another format."""
+    if saved.get("format") != FORMAT:
+        raise ValueError(f"recording of format {saved.get('format')!r}, this is format {FORMAT}")
+    recording = Recording(saved["run"], saved["epoch"], saved["window_ns"])
+    recording.length_ns = saved["length_ns"]
+    for window in saved["windows"]:
+        cells = from_wire(msgspec.convert(window["cells"], list[WireCell]))
+        recording._folded[window["index"]] = cells  # noqa: SLF001 - a second constructor
+        merge_cells(recording.totals, cells)
+    for worker, index, *values in saved["gauges"]:
+        recording.gauges[worker, index] = msgspec.convert(values, Gauges)
+        recording._sealed[worker] = max(index + 1, recording._sealed.get(worker, 0))  # noqa: SLF001
+    for failure in msgspec.convert(saved["failures"], list[Failure]):
+        recording.failures[failure.kind] = failure
+    recording.marks = msgspec.convert(saved["marks"], list[Mark])
+    return recording
+
+
+def select(cells: Cells, *, scenario: str | None = None, phase: str | None = None) -> Iterator[Cell]:
+    """Yield the cells of a scenario and a phase; absent means all."""
+    for key, cell in cells.items():
+        if (scenario is None or key.scenario == scenario) and (phase is None or key.phase == phase):
+            yield cell
+
+
+def total(cells: Iterable[Cell]) -> Cell:
+    """Add up cells into a new one."""
+    result = Cell()
+    for cell in cells:
+        result.merge(cell)
+    return result

@@ -1,0 +1,130 @@
+"""The state of a run: its phase, its gate, and who sends which request.
+
+Locust dispatches users; whether a request starts is decided here. The master makes a `Start` for every worker; what
+is in it is all that a worker knows: settings, scenarios and prompts come from the master, never from the worker's own
+files.
+
+Rank w of n takes the requests i = w, w + n, … of each user class; whoever is free takes the next. A worker that joins
+later draws from an index space of its own, so that no request is ever sent twice.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import msgspec
+
+from vllm_locust.scenario import Scenario
+
+_LATE_SPACE = 2**40
+"""First index of the space of a worker that joined later; the next one's begins twice as far, and so on."""
+
+
+class Phase(StrEnum):
+    """Where a run stands."""
+
+    IDLE = "idle"
+    RUNNING = "running"
+    FINISHING = "finishing"
+    FINISHED = "finished"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What all processes of a run share."""
+
+    target: str
+    model: str
+    seed: int = 0
+    keep_alive: bool = True
+    api_key: str | None = None
+    insecure: bool = False
+    ca_file: str | None = None
+    window_ns: int = 10_000_000_000
+    stop_timeout_s: float = 60.0
+    tags: tuple[str, ...] = ()
+    """Parts to send, all where empty."""
+    exclude_tags: tuple[str, ...] = ()
+    exact_length: bool = True
+    """Whether the server takes `min_tokens` and `ignore_eos`."""
+
+    def __repr__(self) -> str:
+        """Leave the secret out."""
+        return f"Settings(target={self.target!r}, model={self.model!r}, seed={self.seed})"
+
+
+class Start(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker needs to take part."""
+
+    version: str
+    """Version of the plugin; a worker of another one is refused."""
+    run: str
+    epoch: int
+    age_ns: int
+    """How old the epoch is; counted on from there on the worker's own monotonic clock."""
+    worker: str
+    """What the master calls this worker."""
+    rank: int
+    ranks: int
+    late: int = 0
+    """0 for those who were there at the start; the k-th that joined later draws from the k-th space of its own."""
+    settings: Settings
+    scenario_hash: str
+    scenarios: bytes | None
+    """Encoded scenarios by user class; absent where the worker has them, by the hash."""
+
+
+class Finish(msgspec.Struct, frozen=True, kw_only=True):
+    """The master closes the gate."""
+
+    run: str
+    windows: int
+    """How many windows the run has; what comes now belongs behind them."""
+    stop_timeout_s: float
+
+
+def new_run_id() -> str:
+    """Return a fresh name of a run, which starts the nonces of a cold cache."""
+    return secrets.token_hex(4)
+
+
+def encode_scenarios(scenarios: dict[str, Scenario]) -> bytes:
+    """Encode the scenarios of all user classes."""
+    return msgspec.msgpack.encode(scenarios)
+
+
+def decode_scenarios(data: bytes) -> dict[str, Scenario]:
+    """Decode what `encode_scenarios` returned."""
+    return msgspec.msgpack.decode(data, type=dict[str, Scenario])
+
+
+@dataclass(slots=True)
+class Run:
+    """A process's view of the run."""
+
+    phase: Phase = Phase.IDLE
+    start: Start | None = None
+    scenarios: dict[str, Scenario] = field(default_factory=dict)
+    """What each user class sends, after tags."""
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """Whether requests may start."""
+        return self.phase is Phase.RUNNING
+
+    def begin(self, start: Start, scenarios: dict[str, Scenario]) -> None:
+        """Open the gate."""
+        settings = start.settings
+        self.scenarios = {n: s.only(settings.tags, settings.exclude_tags) for n, s in scenarios.items()}
+        self.start = start
+        self._taken = {}
+        self.phase = Phase.RUNNING
+
+    def next_index(self, user_class: str) -> int:
+        """Take the next request of a user class."""
+        assert self.start is not None  # noqa: S101 - the gate is open
+        taken = self._taken.get(user_class, 0)
+        self._taken[user_class] = taken + 1
+        if self.start.late:
+            return _LATE_SPACE * self.start.late + taken
+        return self.start.rank + taken * self.start.ranks

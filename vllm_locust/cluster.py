@@ -52,6 +52,7 @@ class Worker:
         runner.register_message(ACK, self._on_ack)
         # Concurrent: it waits for streams, and the messages behind it must not.
         runner.register_message(FINISH, self._on_finish, concurrent=True)
+        environment.events.test_start.add_listener(self._on_test_start)
 
     def _on_start(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
         start = msgspec.msgpack.decode(msg.data, type=Start)
@@ -60,7 +61,6 @@ class Worker:
             self._runner.send_message(REFUSED, {"worker": start.worker, "version": __version__})
             return
         for user_class in stream_classes(self._environment.user_classes):
-            restore_tasks(user_class)
             user_class.insecure = start.settings.insecure
         self._generator.begin(start)
         recorder = self._generator.recorder
@@ -68,6 +68,11 @@ class Worker:
             recorder.itl_wanted = bool(self._environment.events.itl._handlers)  # type: ignore[attr-defined] # noqa: SLF001 - it has no public count
         if self._ticker is None:
             self._ticker = gevent.spawn(self._tick_for_ever)
+
+    def _on_test_start(self, **_: Any) -> None:
+        """Undo Locust's tag filter, which runs right before."""
+        for user_class in stream_classes(self._environment.user_classes):
+            restore_tasks(user_class)
 
     def _on_reset(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
         start = self._generator.run.start

@@ -15,7 +15,7 @@ from vllm_locust.probe import Access, Target, probe
 from vllm_locust.quantity import NS_PER_S, duration_s, format_list
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import Scenario
-from vllm_locust.users import StreamUser
+from vllm_locust.users import StreamUser, task_tags
 
 _LONG_RAMP = 0.25
 """Share of a run above which its ramp-up is worth a remark."""
@@ -67,7 +67,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         raise InputError("no user class streams; derive one from vllm_locust.ChatUser or CompletionsUser")
     scenarios = load_scenarios(user_classes, options, locustfile)
     tags, exclude = _tags(options)
-    parts = _parts(scenarios, tags, exclude)
+    parts = _parts(scenarios, tags, exclude, {tag for cls in user_classes for tag in task_tags(cls)})
     access = Access(
         url=_target(streaming, host),
         api_key=options.api_key or os.environ.get("OPENAI_API_KEY") or None,
@@ -123,13 +123,16 @@ def _tags(options: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN
     return tuple(parts or options.tags or ()), tuple(options.exclude_tags or ())
 
 
-def _parts(scenarios: dict[str, Scenario], tags: tuple[str, ...], exclude: tuple[str, ...]) -> tuple[str, ...]:
+def _parts(
+    scenarios: dict[str, Scenario], tags: tuple[str, ...], exclude: tuple[str, ...], of_tasks: set[str]
+) -> tuple[str, ...]:
+    """Return the parts that tags leave; a tag may also be one of the user classes' own tasks."""
     known = dict.fromkeys(part.name for s in scenarios.values() for part in s.parts)
-    unknown = [tag for tag in (*tags, *exclude) if tag not in known]
-    if unknown and known:
+    unknown = [tag for tag in (*tags, *exclude) if tag not in known and tag not in of_tasks]
+    if unknown:
         raise InputError(f"--tags, --exclude-tags or parts: no part {unknown[0]!r}; there are {format_list(known)}")
     kept = dict.fromkeys(part.name for s in scenarios.values() for part in s.only(tags, exclude).parts)
-    if known and not kept:
+    if known and not kept and not of_tasks.intersection(tags):
         raise InputError(f"--tags and --exclude-tags leave no part of {format_list(known)}")
     return tuple(kept)
 

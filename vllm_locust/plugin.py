@@ -30,7 +30,7 @@ from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.generator import generator_of
 from vllm_locust.quantity import duration_s, format_duration, format_rate
 from vllm_locust.run import Phase
-from vllm_locust.users import ChatUser, CompletionsUser
+from vllm_locust.users import ChatUser, CompletionsUser, task_tags
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +76,9 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     if not plan.stream_classes(environment.user_classes) and not isinstance(runner, WorkerRunner):
         return
     _interrupt_main_greenlet_only()
+    if not any(task_tags(user_class) for user_class in environment.user_classes):
+        # Tags name parts of scenarios here; Locust's filter would find nothing to keep, and warn of that.
+        environment._tasks_filtered = True  # noqa: SLF001 - there is no other way to tell
     if isinstance(runner, WorkerRunner):
         _build_locusts_parser_once()
         worker = cluster.Worker(environment, runner, generator_of(environment))

@@ -8,7 +8,7 @@ import time
 import uuid
 from typing import Any, ClassVar
 
-from locust import FastHttpUser
+from locust import FastHttpUser, User
 from locust.exception import StopUser
 
 from vllm_locust import api
@@ -114,6 +114,11 @@ def restore_tasks(user_class: type[StreamUser]) -> None:
     """Give a user class its tasks back: Locust's tag filter, which runs once per process, knows nothing of parts."""
     own = [task for task in user_class.tasks if task is not StreamUser.send_next]
     user_class.tasks = own or [StreamUser.send_next]
+
+
+def task_tags(user_class: type[User]) -> set[str]:
+    """Return the Locust tags of a class's own tasks."""
+    return {tag for task in user_class.tasks for tag in getattr(task, "locust_tag_set", ())}
 
 
 class ChatUser(StreamUser):

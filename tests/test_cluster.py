@@ -1,0 +1,318 @@
+"""Distributed runs: a real master and real workers against a real simulator."""
+
+import json
+import os
+import signal
+import time
+import urllib.parse
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+from processes import (
+    MIXED,
+    Cluster,
+    assert_clean,
+    cluster,
+    free_port,
+    get,
+    headless,
+    locust,
+    process,
+    saved,
+    served,
+    simulator,
+    wait_for,
+)
+
+FAST = ("--ttft", "20ms", "--itl", "2ms")
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[str]:
+    with simulator(tmp_path, *FAST) as url:
+        yield url
+
+
+def end(running: Cluster) -> int:
+    """Wait for everyone; returns the master's exit code."""
+    code = running.master.wait()
+    for worker in running.workers:
+        worker.wait(20)
+    return code
+
+
+def assert_equal_counts(folder: Path, url: str) -> dict[str, Any]:
+    total: dict[str, Any] = saved(folder)["summary"]["total"]
+    counted = served(url)
+    assert total["outcomes"]["ok"] == counted["completed"] > 0
+    assert total["tokens"]["output_received"] == counted["tokens"]
+    return total
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_case_51_the_masters_totals_equal_the_servers_count(tmp_path: Path, server: str, workers: int) -> None:
+    """Sources: locustio/locust#1426, #1025, #984."""
+    arguments = headless(tmp_path, server, "-u", "12", "-r", "12", "-t", "4s")
+    with cluster(tmp_path, arguments, workers) as running:
+        assert end(running) == 0
+        assert_clean(running.master, *running.workers)
+    assert_equal_counts(tmp_path, server)
+    meta = saved(tmp_path)["meta"]
+    assert len(meta["expected_workers"]) == workers
+    assert meta["missing_workers"] == []
+
+
+def test_a_run_that_ends_during_its_ramp_up_loses_nothing(tmp_path: Path, server: str) -> None:
+    arguments = headless(tmp_path, server, "-u", "200", "-r", "20", "-t", "4s")
+    with cluster(tmp_path, arguments) as running:
+        assert end(running) == 0
+        assert_clean(running.master, *running.workers)
+    assert_equal_counts(tmp_path, server)
+
+
+def test_ctrl_c_on_the_master_loses_nothing(tmp_path: Path, server: str) -> None:
+    with cluster(tmp_path, headless(tmp_path, server, "-u", "10", "-r", "10")) as running:
+        wait_for(lambda: served(server)["completed"] > 20, "requests")
+        running.master.interrupt()
+        assert end(running) == 0
+        assert_clean(running.master, *running.workers)
+    assert_equal_counts(tmp_path, server)
+
+
+def test_ctrl_c_on_everyone_at_once_loses_nothing(tmp_path: Path, server: str) -> None:
+    """What a terminal does to `--processes`."""
+    arguments = headless(tmp_path, server, "-u", "10", "-r", "10", "--processes", "2")
+    with process(locust(*arguments), tmp_path / "locust.log", cwd=tmp_path) as running:
+        wait_for(lambda: served(server)["completed"] > 20, "requests")
+        os.killpg(running.popen.pid, signal.SIGINT)
+        assert running.wait() == 0
+        assert_clean(running)
+    assert_equal_counts(tmp_path, server)
+
+
+def test_streams_that_the_stop_cuts_are_cancelled_on_every_worker(tmp_path: Path) -> None:
+    with simulator(tmp_path, "--itl", "100ms") as url:
+        arguments = headless(tmp_path, url, "-u", "6", "-r", "6", "-t", "3s", "--stop-timeout", "0")
+        with cluster(tmp_path, arguments) as running:
+            assert end(running) == 4
+            assert_clean(running.master, *running.workers)
+    outcomes = saved(tmp_path)["summary"]["total"]["outcomes"]
+    assert outcomes["cancelled"] == 6
+    assert sum(outcomes.values()) == 6
+
+
+def test_a_killed_worker_is_named_and_what_it_reported_stays(tmp_path: Path, server: str) -> None:
+    arguments = headless(tmp_path, server, "-u", "6", "-r", "6", "-t", "12s", "--tags", "short")
+    with cluster(tmp_path, arguments, 2) as running:
+        wait_for(lambda: "streams in flight" in running.master.output, "progress")
+        running.workers[0].popen.kill()
+        assert running.master.wait() == 4
+        assert "lost; what it had reported stays" in running.master.output
+        assert "final data of worker" in running.master.output
+    run = saved(tmp_path)
+    (missing,) = run["meta"]["missing_workers"]
+    reported = {gauges[0] for gauges in run["recording"]["gauges"]}
+    assert missing in reported
+    assert len(reported) == 2
+    assert 0 < run["summary"]["total"]["outcomes"]["ok"] <= served(server)["completed"]
+
+
+def test_case_62_workers_need_neither_the_scenario_nor_its_prompts_and_obey_the_masters_tags(tmp_path: Path) -> None:
+    """Sources: locustio/locust#1882, #1689."""
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    here.mkdir()
+    elsewhere.mkdir()
+    (here / "mine.toml").write_text('[part.a]\nprompts = "p.jsonl"\nmax_tokens = 4\n[part.b]\nprompts = "p.jsonl"\n')
+    (here / "p.jsonl").write_text('{"prompt": "eins"}\n{"prompt": "zwei"}\n')
+    locustfile = elsewhere / "locustfile.py"
+    locustfile.write_text("from vllm_locust import ChatUser\nclass Mine(ChatUser):\n    scenario = 'mine.toml'\n")
+    with simulator(tmp_path, *FAST) as url:
+        arguments = headless(here, url, "-u", "4", "-r", "4", "-t", "2s", "--tags", "a")
+        with cluster(here, arguments, locustfile=locustfile, worker_folder=elsewhere) as running:
+            assert end(running) == 0
+            assert_clean(running.master, *running.workers)
+        assert_equal_counts(here, url)
+    assert list(saved(here)["summary"]["scenarios"]) == ["a"]
+
+
+def test_a_worker_of_another_version_takes_no_part(tmp_path: Path, server: str) -> None:
+    other = tmp_path / "other.py"
+    other.write_text(f"import vllm_locust.cluster as c\nc.__version__ = '0.0.0'\nexec(open({str(MIXED)!r}).read())\n")
+    arguments = headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "4s")
+    with cluster(tmp_path, arguments, 1, worker_locustfile=other) as running:
+        assert running.master.wait() == 1
+        assert "runs vllm-locust 0.0.0" in running.master.output
+        assert "takes no part" in running.master.output
+    assert served(server)["completed"] == 0
+
+
+# The same requests on both sides of a comparison
+
+
+_LISTENER = """
+import json
+import sys
+
+import gevent.pywsgi
+
+CHUNK = 'data: {"choices":[{"index":0,"delta":{"content":"a"},"finish_reason":null}]}\\n\\n'
+END = 'data: {"choices":[{"index":0,"delta":{},"finish_reason":"stop"}]}\\n\\ndata: [DONE]\\n\\n'
+log = open(sys.argv[2], "a")
+
+
+def serve(environ, start_response):
+    if environ["REQUEST_METHOD"] == "GET":
+        start_response("200 OK", [("Content-Type", "application/json")])
+        return [b'{"data": [{"id": "m"}]}']
+    body = environ["wsgi.input"].read()
+    if "HTTP_X_REQUEST_ID" not in environ:
+        start_response("400 Bad Request", [])
+        return [b"min_tokens"]
+    log.write(json.dumps([environ["HTTP_X_REQUEST_ID"], json.loads(body)]) + "\\n")
+    log.flush()
+    gevent.sleep(0.01)
+    start_response("200 OK", [("Content-Type", "text/event-stream")])
+    return [CHUNK.encode(), END.encode()]
+
+
+gevent.pywsgi.WSGIServer(("127.0.0.1", int(sys.argv[1])), serve, log=None).serve_forever()
+"""
+
+
+def _requests(folder: Path, workers: int, seed: str) -> dict[str, Any]:
+    """Run, and return what a server was asked: body without its nonce, by user class and index."""
+    import sys  # noqa: PLC0415
+
+    folder.mkdir()
+    script, log, port = folder / "listener.py", folder / "asked.jsonl", free_port()
+    script.write_text(_LISTENER)
+    with process([sys.executable, str(script), str(port), str(log)], folder / "listener.log"):
+        wait_for(lambda: get(f"http://127.0.0.1:{port}/v1/models"), "listener")
+        arguments = headless(folder, f"http://127.0.0.1:{port}", "-u", "8", "-r", "8", "-t", "3s", "--seed", seed)
+        with cluster(folder, arguments, workers) as running:
+            assert end(running) == 0
+    asked: dict[str, Any] = {}
+    for line in log.read_text().splitlines():
+        request_id, body = json.loads(line)
+        key = request_id.partition("-")[2]
+        assert key not in asked
+        text = body.pop("prompt", None) or body.pop("messages")[0]["content"]
+        assert text[0] == "["
+        assert text[17:19] == "] "
+        asked[key] = (text[19:], body)
+    return asked
+
+
+def test_the_same_seed_asks_the_same_on_any_number_of_workers(tmp_path: Path) -> None:
+    one, three = _requests(tmp_path / "one", 1, "7"), _requests(tmp_path / "three", 3, "7")
+    other = _requests(tmp_path / "other", 1, "8")
+    common = one.keys() & three.keys()
+    assert len(common) > 100
+    assert all(one[key] == three[key] for key in common)
+    assert sum(one[key] != other[key] for key in one.keys() & other.keys()) > 0.5 * len(common)
+    for asked in (one, three):
+        indices = sorted(int(key.rpartition("-")[2]) for key in asked if key.startswith("MixedChat-"))
+        assert indices[: len(indices) // 2] == list(range(len(indices) // 2))  # nothing is left out
+
+
+# The web UI
+
+
+class Browser:
+    """What the web UI sends."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def swarm(self, **form: str) -> dict[str, Any]:
+        data = urllib.parse.urlencode(form).encode()
+        with urllib.request.urlopen(f"{self.url}/swarm", data, timeout=30) as response:
+            return dict(json.load(response))
+
+    def post(self, path: str) -> None:
+        urllib.request.urlopen(f"{self.url}/{path}", b"", timeout=90).close()
+
+    def stats(self) -> dict[str, Any]:
+        return dict(json.loads(get(f"{self.url}/stats/requests")))
+
+    def row(self, method: str, name: str) -> dict[str, Any]:
+        return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_runs_resets_and_further_runs_from_the_web_ui(tmp_path: Path, server: str, workers: int) -> None:
+    """Cases 57 and 58; sources: locustio/locust#91, #446, #2723."""
+    port, metrics = free_port(), free_port()
+    options = ["--web-host", "127.0.0.1", "--web-port", str(port), "--results", str(tmp_path / "results")]
+    options += ["--prometheus-port", str(metrics), "--host", server]
+    alone = process(locust(*options), tmp_path / "master.log", cwd=tmp_path)
+    browser = Browser(f"http://127.0.0.1:{port}")
+    with cluster(tmp_path, options, workers) if workers else alone as running:
+        wait_for(lambda: browser.stats()["state"] in ("ready", "stopped"), "web UI")
+        if workers:
+            wait_for(lambda: len(browser.stats()["workers"]) == workers, "workers")
+        _first_run(browser, server)
+        _reset(browser, server)
+        browser.post("stop")
+        counted = served(server)["completed"]
+        wait_for(lambda: len(list((tmp_path / "results").glob("*/run.json"))) == 1, "run file")
+        page = get(f"http://127.0.0.1:{metrics}/metrics")
+        ok = [line for line in page.splitlines() if line.startswith("vllm_locust_requests_total") and '"ok"' in line]
+        # Resets do not touch counters; what ran at the reset belongs to neither epoch.
+        assert counted - 4 <= sum(float(line.rpartition(" ")[2]) for line in ok) <= counted
+        _second_run(browser, server)
+        browser.post("stop")
+        wait_for(lambda: len(list((tmp_path / "results").glob("*/run.json"))) == 2, "second run file")
+        master = running.master if isinstance(running, Cluster) else running
+        assert_clean(master, *(running.workers if isinstance(running, Cluster) else []))
+    second = max((tmp_path / "results").glob("*/run.json"), key=lambda path: path.stat().st_mtime)
+    summary = json.loads(second.read_text())["summary"]
+    assert list(summary["scenarios"]) == ["long"]
+    assert summary["total"]["outcomes"]["ok"] == served(server)["completed"] - counted
+
+
+def _first_run(browser: Browser, server: str) -> None:
+    assert browser.swarm(user_count="4", spawn_rate="4", host=server, parts="short")["success"]
+    wait_for(lambda: browser.row("ITL", "short").get("num_requests", 0) > 500, "ITL row")
+    wait_for(lambda: browser.row("POST", "/v1/chat/completions [short]"), "Locust's own row")
+    stats = browser.stats()
+    requests = sum(r["num_requests"] for r in stats["stats"] if r["method"] == "POST")
+    aggregated = next(r for r in stats["stats"] if r["name"] == "Aggregated")
+    assert aggregated["num_requests"] == requests  # our rows do not count
+    assert {r["name"].partition("[")[2] for r in stats["stats"] if r["method"] == "POST"} == {"short]"}
+    assert browser.row("TTFT", "short")["current_rps"] == 0
+
+
+def _reset(browser: Browser, server: str) -> None:
+    before = served(server)["completed"]
+    browser.post("stats/reset")
+    time.sleep(2.5)  # Locust caches the page for two seconds
+    wait_for(lambda: browser.row("TTFT", "short").get("num_requests"), "row after reset")
+    # What ran at the reset does not count, what began since does.
+    assert browser.row("TTFT", "short")["num_requests"] <= served(server)["completed"] - before + 4
+
+
+def _second_run(browser: Browser, server: str) -> None:
+    wait_for(lambda: browser.stats()["state"] in ("ready", "stopped"), "stop")
+    assert browser.swarm(user_count="2", spawn_rate="2", host=server, parts="long")["success"]
+    wait_for(lambda: browser.row("TTFT", "long").get("num_requests", 0) > 5, "TTFT row")
+    assert browser.row("TTFT", "short") == {}
+
+
+def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server: str) -> None:
+    port = free_port()
+    options = ["--web-host", "127.0.0.1", "--web-port", str(port), "--prometheus-port", "0", "--host", server]
+    browser = Browser(f"http://127.0.0.1:{port}")
+    with process(locust(*options), tmp_path / "locust.log", cwd=tmp_path) as running:
+        wait_for(lambda: browser.stats()["state"] in ("ready", "stopped"), "web UI")
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="nowhere.toml")
+        wait_for(lambda: "scenario 'nowhere.toml' not found" in running.output, "error")
+        wait_for(lambda: "nowhere.toml" in get(f"{browser.url}/exceptions"), "error in the UI")
+        assert "Traceback" not in running.output
+        assert served(server)["completed"] == 0
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="short")
+        wait_for(lambda: served(server)["completed"] > 0, "requests of the mended form")

@@ -1,0 +1,261 @@
+"""Runs in a single real Locust process against a real simulator."""
+
+import json
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+from processes import MIXED, assert_clean, headless, locust, process, saved, served, simulator, wait_for
+
+FAST = ("--ttft", "20ms", "--itl", "2ms")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with simulator(tmp_path_factory.mktemp("simulator"), *FAST) as url:
+        yield url
+
+
+def run(folder: Path, arguments: list[str], locustfile: Path = MIXED, timeout_s: float = 60) -> tuple[int, str]:
+    """Run Locust to its end; returns exit code and output."""
+    with process(locust(*arguments, locustfile=locustfile), folder / "locust.log", cwd=folder) as running:
+        code = running.wait(timeout_s)
+        if code in (0, 3):
+            assert_clean(running)
+        return code, running.output
+
+
+def write(folder: Path, text: str, name: str = "locustfile.py") -> Path:
+    path = folder / name
+    path.write_text(dedent(text))
+    return path
+
+
+def test_totals_equal_the_servers_own_count(tmp_path: Path) -> None:
+    with simulator(tmp_path, *FAST) as url:
+        code, output = run(tmp_path, headless(tmp_path, url, "-u", "10", "-r", "10", "-t", "4s"))
+        counted = served(url)
+    total = saved(tmp_path)["summary"]["total"]
+    assert code == 0
+    assert counted["completed"] > 20
+    assert total["outcomes"] == {"ok": counted["completed"]} | {k: 0 for k in total["outcomes"] if k != "ok"}
+    assert total["tokens"]["output_received"] == total["tokens"]["events"] == counted["tokens"]
+    assert output.rstrip().endswith("Verdict   ok")
+
+
+def test_three_lines_are_a_whole_locustfile(tmp_path: Path, server: str) -> None:
+    locustfile = write(
+        tmp_path,
+        """
+        from vllm_locust import ChatUser
+
+        class Short(ChatUser):
+            scenario = "short"
+        """,
+    )
+    code, _ = run(tmp_path, headless(tmp_path, server, "-u", "2", "-t", "2s"), locustfile)
+    run_file = saved(tmp_path)
+    assert code == 0
+    assert list(run_file["summary"]["scenarios"]) == ["short"]
+    assert run_file["summary"]["scenarios"]["short"]["output_tokens"]["max"] == 64
+
+
+def test_case_52_streams_that_the_end_cuts_are_neither_success_nor_failure(tmp_path: Path) -> None:
+    """Sources: locustio/locust#984, #1393."""
+    with simulator(tmp_path, "--itl", "100ms") as url:
+        arguments = headless(tmp_path, url, "-u", "5", "-r", "5", "-t", "3s", "--stop-timeout", "0")
+        code, output = run(tmp_path, arguments)
+    total = saved(tmp_path)["summary"]["total"]
+    assert total["outcomes"]["cancelled"] == 5
+    assert total["failed"] == 0
+    assert total["e2el"]["count"] == total["tpot"]["count"] == 0
+    assert total["tokens"]["output_received"] > 50
+    assert "cancelled" in output
+    assert code == 4  # nothing came to an end, so nothing can be judged
+
+
+def test_case_52_streams_that_run_out_after_the_end_count_but_not_in_its_rates(tmp_path: Path) -> None:
+    """Source: vllm-project/guidellm#77."""
+    with simulator(tmp_path, "--itl", "30ms") as url:
+        run(tmp_path, headless(tmp_path, url, "-u", "5", "-r", "5", "-t", "3s", "--tags", "short"))
+        counted = served(url)
+    run_file = saved(tmp_path)
+    total = run_file["summary"]["total"]
+    assert total["outcomes"]["ok"] == counted["completed"]
+    assert total["outcomes"]["cancelled"] == 0
+    assert total["tokens"]["output_received"] == counted["tokens"]
+    assert total["rates"]["output_tokens_per_s"] * run_file["summary"]["duration_s"] < counted["tokens"] - 10
+
+
+def test_ctrl_c_ends_a_run_in_order(tmp_path: Path) -> None:
+    with simulator(tmp_path, *FAST) as url:
+        command = locust(*headless(tmp_path, url, "-u", "5", "-r", "5"))
+        with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+            wait_for(lambda: served(url)["completed"] > 10, "requests")
+            running.interrupt()
+            assert running.wait() == 0  # without --run-time this is how a run ends
+            assert_clean(running)
+        counted = served(url)
+    assert saved(tmp_path)["summary"]["total"]["outcomes"]["ok"] == counted["completed"]
+
+
+def test_a_run_that_is_interrupted_before_its_time_says_so(tmp_path: Path, server: str) -> None:
+    command = locust(*headless(tmp_path, server, "-u", "5", "-r", "5", "-t", "60s"))
+    with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+        wait_for(lambda: "All users spawned" in running.output, "users")
+        wait_for(lambda: "streams in flight" in running.output, "progress")
+        running.popen.send_signal(signal.SIGINT)
+        assert running.wait() == 1
+        assert "the run ended early" in running.output
+
+
+def test_broken_streams_are_failures_in_locust_and_here_and_the_exit_code(tmp_path: Path) -> None:
+    with simulator(tmp_path, *FAST, "--stream-errors", "0.5", "--early-ends", "0.25") as url:
+        arguments = headless(tmp_path, url, "-u", "5", "-r", "5", "-t", "3s", "--tags", "short")
+        code, output = run(tmp_path, arguments)
+        counted = served(url)
+    total = saved(tmp_path)["summary"]["total"]
+    assert code == 3
+    assert total["outcomes"]["stream_error"] + total["outcomes"]["truncated"] == counted["broken"] > 10
+    assert total["outcomes"]["ok"] == counted["completed"]
+    assert total["ttft"]["count"] == counted["broken"] + counted["completed"]
+    assert total["e2el"]["count"] == counted["completed"]
+    (occurrences,) = re.findall(r"^(\d+)\s+POST /v1/chat/completions \[short\]: StreamError\('truncated'\)", output, re.M)
+    assert 0 < int(occurrences) <= total["outcomes"]["truncated"]
+
+
+def test_custom_events_fire_once_per_request_with_what_the_recording_holds(tmp_path: Path, server: str) -> None:
+    locustfile = write(
+        tmp_path,
+        """
+        import json
+        from locust import events, task
+        from vllm_locust import ChatUser
+
+        seen = {"ttft": [], "itl": [], "request": []}
+
+        @events.init.add_listener
+        def listen(environment, **_):
+            environment.events.ttft.add_listener(
+                lambda scenario, endpoint, ttft, request_id, context, **_: seen["ttft"].append(ttft))
+            environment.events.itl.add_listener(
+                lambda scenario, endpoint, itl, request_id, context, **_: seen["itl"].append(itl.tolist()))
+            environment.events.request.add_listener(lambda response_time, **_: seen["request"].append(response_time))
+
+        @events.quit.add_listener
+        def save(**_):
+            with open("seen.json", "w") as file:
+                json.dump(seen, file)
+
+        class Mine(ChatUser):
+            @task
+            def ask(self):
+                body = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 700, "ignore_eos": True}
+                timeline = self.stream(body, scenario="mine")
+                assert timeline.outcome == "ok" and timeline.output_tokens == 700
+        """,
+    )
+    code, output = run(tmp_path, headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "4s"), locustfile)
+    assert code == 0, output
+    seen = json.loads((tmp_path / "seen.json").read_text())
+    mine = saved(tmp_path)["summary"]["scenarios"]["mine"]
+    assert len(seen["ttft"]) == len(seen["itl"]) == len(seen["request"]) == mine["outcomes"]["ok"] > 1
+    assert max(seen["ttft"]) == pytest.approx(mine["ttft"]["max"])
+    assert sum(map(len, seen["itl"])) == mine["itl"]["count"] == 699 * mine["outcomes"]["ok"]
+    assert sum(map(sum, seen["itl"])) / mine["itl"]["count"] == pytest.approx(mine["itl"]["mean"])
+    assert min(seen["request"]) / 1e3 > mine["e2el"]["min"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--model", "other"], 2, "--model 'other' is not served"),
+        (["--tags", "shrot"], 2, "no part 'shrot'; there are short, long, longform"),
+        (["--exclude-tags", "short", "long", "longform"], 2, "leave no part"),
+        (["--scenario", "nowhere.toml"], 2, "scenario 'nowhere.toml' not found"),
+        (["--window", "soon"], 2, "--window"),
+        (["--seed", "x"], 2, "--seed is 'x'"),
+        (["--host", "http://127.0.0.1:9"], 1, "no answer from http://127.0.0.1:9"),
+        (["--host", "nonsense"], 2, "--host 'nonsense'"),
+        (["--results", "/proc/results"], 2, "--results"),
+        (["--prometheus-port", "70000"], 2, "--prometheus-port is '70000'"),
+    ],
+)
+def test_bad_input_is_refused_in_words_before_the_first_request(
+    tmp_path: Path, server: str, arguments: list[str], code: int, said: str
+) -> None:
+    before = served(server)
+    found, output = run(tmp_path, [*headless(tmp_path, server, "-t", "5s"), *arguments])
+    assert (found, said in output, "Traceback" in output) == (code, True, False), output
+    assert served(server) == before
+
+
+def test_a_broken_prompt_file_is_refused_with_line_and_reason(tmp_path: Path, server: str) -> None:
+    write(tmp_path, '{"prompt": "fine"}\n{"prompt": 5}\n', "prompts.jsonl")
+    write(tmp_path, '[part.mine]\nprompts = "prompts.jsonl"\nmax_tokens = 5\n', "mine.toml")
+    arguments = headless(tmp_path, server, "-t", "2s", "--scenario", "mine.toml")
+    code, output = run(tmp_path, arguments)
+    assert (code, "prompts.jsonl:2: `prompt` is 5" in output, "Traceback" in output) == (2, True, False), output
+    code, output = run(tmp_path, [*arguments, "--skip-bad-prompts"])
+    assert (code, "1 prompts used, 1 bad lines skipped" in output) == (0, True), output
+
+
+def test_case_63_a_taken_metrics_port_is_a_clear_error_before_the_load(tmp_path: Path, server: str) -> None:
+    """Source: locustio/locust#12, google/turbinia#649."""
+    with socket.create_server(("", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        arguments = [*headless(tmp_path, server, "-t", "5s"), "--prometheus-port", port]
+        code, output = run(tmp_path, arguments)
+    assert (code, port in output, "--prometheus-port" in output, "Traceback" in output) == (2, True, True, False)
+
+
+def test_a_server_without_completions_is_measured_on_chat_alone(tmp_path: Path) -> None:
+    with simulator(tmp_path, *FAST, "--chat-only") as url:
+        code, output = run(tmp_path, headless(tmp_path, url, "-u", "4", "-r", "4", "-t", "2s"))
+    run_file = saved(tmp_path)
+    assert code == 0
+    assert run_file["meta"]["endpoints"] == {"MixedChat": "chat"}
+    assert "no completions endpoint; user class MixedCompletions was left out" in output
+    assert {cell["key"][1] for w in run_file["recording"]["windows"] for cell in w["cells"]} == {"chat"}
+
+
+def test_the_key_is_sent_and_never_shown_or_saved(tmp_path: Path) -> None:
+    secret = "sk-most-secret"
+    with simulator(tmp_path, *FAST, "--api-key", secret) as url:
+        arguments = headless(tmp_path, url, "-u", "2", "-t", "2s", "--loglevel", "DEBUG")
+        code, output = run(tmp_path, arguments)
+        assert (code, "--api-key" in output) == (1, True)
+        code, output = run(tmp_path, [*arguments, "--api-key", secret])
+    assert code == 0
+    assert secret not in output
+    assert secret not in json.dumps(saved(tmp_path))
+
+
+def test_connections_are_kept_unless_new_ones_are_wanted(tmp_path: Path, server: str) -> None:
+    for connection, folder in (("keep-alive", tmp_path / "kept"), ("new", tmp_path / "new")):
+        folder.mkdir()
+        run(folder, headless(folder, server, "-u", "3", "-r", "3", "-t", "2s", "--connection", connection))
+    kept, new = (saved(tmp_path / name)["summary"]["total"] for name in ("kept", "new"))
+    assert kept["connect"]["count"] == 3
+    assert new["connect"]["count"] == new["requests"] > 3
+
+
+def test_a_long_ramp_up_is_remarked_on(tmp_path: Path, server: str) -> None:
+    _, output = run(tmp_path, headless(tmp_path, server, "-u", "4", "-t", "4s"))
+    assert "the ramp-up takes 4 s of 4 s" in output
+    assert "-r" in output
+
+
+def test_the_saved_run_prints_the_same_report_again(tmp_path: Path, server: str) -> None:
+    import subprocess  # noqa: PLC0415
+    import sys  # noqa: PLC0415
+
+    _, output = run(tmp_path, headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", "--name", "baseline"))
+    (path,) = (tmp_path / "results").glob("baseline_*/run.json")
+    command = [sys.executable, "-m", "vllm_locust", "report", str(path)]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert printed.rstrip() in output

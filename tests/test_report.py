@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Recording, Report, WindowState, to_wire
-from vllm_locust.report import COLUMNS, printable, text, width_of
-from vllm_locust.results import COUNTS, Meta, Run
+from vllm_locust.report import text
+from vllm_locust.results import Run
+from vllm_locust.summary import COUNTS, Meta
+from vllm_locust.terminal import COLUMNS, printable, width_of
 from vllm_locust.timeline import METRICS
 
 MS = 1_000_000

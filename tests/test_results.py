@@ -13,7 +13,8 @@ from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
-from vllm_locust.results import COUNTS, FORMAT, Meta, Run, check_writable, load, save, summary
+from vllm_locust.results import FORMAT, Run, check_writable, load, save
+from vllm_locust.summary import COUNTS, Meta, summary
 from vllm_locust.timeline import METRICS, Outcome
 
 MS = 1_000_000
@@ -82,6 +83,13 @@ def test_tokens_are_whole_numbers_and_their_mean_is_not() -> None:
     assert tokens["mean"] == 1000.5
     assert all(isinstance(tokens[key], int) for key in ("p50", "p90", "p95", "p99", "min", "max"))
     assert tokens["min"] == 1000 <= tokens["p50"] <= tokens["p99"] == tokens["max"] == 1001
+
+
+@pytest.mark.parametrize("value", [2**53 + 1, 2**62 - 1])
+def test_percentiles_stay_between_minimum_and_maximum_where_floats_are_coarse(value: int) -> None:
+    """Found by the property below: the float of the maximum is one more than the maximum."""
+    tokens = one(cell_of(output_tokens=[value]))["total"]["output_tokens"]
+    assert {tokens[key] for key in ("min", "p50", "p99", "max")} == {value}
 
 
 def test_a_metric_without_samples_is_null() -> None:

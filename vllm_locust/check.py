@@ -11,9 +11,9 @@ from vllm_locust.generator import request_body
 from vllm_locust.probe import Access, Target, probe
 from vllm_locust.prompts import Prompt
 from vllm_locust.quantity import format_duration, format_list
-from vllm_locust.report import printable
 from vllm_locust.run import new_run_id
 from vllm_locust.scenario import Part, Pick
+from vllm_locust.terminal import printable
 from vllm_locust.timeline import Outcome, Timeline
 from vllm_locust.transport import Pool, origin_of
 

@@ -81,7 +81,7 @@ class _Body:
             timeline.token_reads += 1
             shared = events > 1 or not read.stamped
             uncertainty_ns = max(read.away_ns, STAMP_RESOLUTION_NS) if shared else STAMP_RESOLUTION_NS
-            timeline.reads.append((events, read.lag_ns, uncertainty_ns, read.stamped))
+            timeline.reads.append((read.at_ns, events, read.lag_ns, uncertainty_ns, read.stamped))
 
 
 class Client:
@@ -299,9 +299,9 @@ def _note(timeline: Timeline, delta: api.Delta, at_ns: int) -> None:
         if part.token or _grew(timeline, index, tokens):
             timeline.token_event(index, at_ns, tokens)
             if part.reasoning:
-                timeline.reasoning_ns = timeline.reasoning_ns or at_ns
+                timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns
             elif part.content and timeline.content_ns is None:
-                timeline.content_ns = at_ns
+                timeline.content_ns = timeline.last_ns
         if part.finish_reason is not None:
             timeline.finish_reasons[index] = part.finish_reason
     if usage is not None and not (delta.parts and len(timeline.choices) > 1):

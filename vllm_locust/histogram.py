@@ -21,6 +21,8 @@ _GAMMA = (1 + RELATIVE_ERROR) / (1 - RELATIVE_ERROR)
 _LOG_GAMMA = math.log(_GAMMA)
 _ZERO = -1
 """Bucket of the value 0; value 1 is in bucket 0."""
+_LARGEST_SUM = 2**63 - 1
+"""What numpy's sums can hold; beyond, they would wrap in silence."""
 
 
 @dataclass(slots=True)
@@ -58,7 +60,7 @@ class Histogram:
             index = offset + _ZERO
             self.buckets[index] = self.buckets.get(index, 0) + int(counts[offset])
         self.count += int(values.size)
-        self.sum += int(values.sum())
+        self.sum += int(values.sum()) if high <= _LARGEST_SUM // values.size else sum(values.tolist())
         self._stretch(low, high)
 
     def merge(self, other: "Histogram") -> None:

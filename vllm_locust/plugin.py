@@ -25,7 +25,7 @@ from locust.env import Environment
 from locust.event import EventHook
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
-from vllm_locust import __version__, cluster, exporter, plan, recording, report, results, verdict, webui
+from vllm_locust import __version__, cluster, exporter, plan, recording, report, results, summary, verdict, webui
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.generator import generator_of
 from vllm_locust.quantity import duration_s, format_duration, format_rate
@@ -235,7 +235,7 @@ class Host:
         if self._run is not None:
             print(report.text(self._run, full=bool(self._options.full)), flush=True)  # noqa: T201 - the user's terminal
 
-    def _meta(self) -> results.Meta:
+    def _meta(self) -> summary.Meta:
         master, options = self._master, self._options
         assert master.plan is not None and master.recording is not None  # noqa: S101, PT018 - the run is over
         prepared = master.plan
@@ -243,7 +243,7 @@ class Host:
         early = bool(self._immediate and options.run_time and run_s < options.run_time - 1)
         parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
         caches = {"cold" if part.cold else "natural" for part in parts.values()}
-        return results.Meta(
+        return summary.Meta(
             name=options.name or "run",
             run=master.recording.run,
             started=self._started,

@@ -4,6 +4,7 @@ Parsing accepts what printing produces. Inside the program a duration is a float
 nanoseconds; the unit is in the name.
 """
 
+import math
 import re
 from collections.abc import Iterable
 
@@ -12,14 +13,14 @@ from vllm_locust.errors import InputError
 NS_PER_S = 1_000_000_000
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_PART = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|min|s|m|h)?")
+_PART = re.compile(r"\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|min|s|m|h)?")
 
 
 def duration_s(text: str | float, *, where: str = "duration") -> float:
     """Parse `300ms`, `5m`, `1m30s` or plain seconds into seconds; `where` names the key or flag in the error."""
     if isinstance(text, int | float):
-        if text < 0:
-            raise InputError(f"{where}: {text} is negative; give seconds or something like 300ms, 30s, 5m")
+        if not 0 <= text < math.inf:
+            raise InputError(f"{where}: {text} is no duration; give seconds or something like 300ms, 30s, 5m")
         return float(text)
     total_s, position, parts = 0.0, 0, 0
     stripped = text.strip()
@@ -27,7 +28,7 @@ def duration_s(text: str | float, *, where: str = "duration") -> float:
         match = _PART.match(stripped, position)
         if match is None or (match[2] is None and (parts or match.end() != len(stripped))):
             break
-        total_s += float(match[1]) * _UNITS_S[match[2] or "s"]
+        total_s += float(match[1].replace(",", "")) * _UNITS_S[match[2] or "s"]
         position, parts = match.end(), parts + 1
     if not parts or position < len(stripped):
         raise InputError(f"{where}: {text!r} is not a duration; write it like 300ms, 30s, 5m or 1m30s")

@@ -12,6 +12,7 @@ A reset starts a new recorder; timelines that began under the old one end there,
 import time
 from array import array
 from collections import defaultdict
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import msgspec
@@ -41,17 +42,24 @@ class _Progress:
     key: Key
     sent: bool = False
     first: bool = False
-    tokens: int = 0
-    reads: int = 0
 
 
 class Recorder:
     """Accumulates one epoch of one run on one worker."""
 
     def __init__(  # noqa: PLR0913, PLR0917 - what a report says of itself, and two instants
-        self, run: str, epoch: int, worker: str, window_ns: int, start_ns: int, joined_ns: int | None = None
+        self,
+        run: str,
+        epoch: int,
+        worker: str,
+        window_ns: int,
+        start_ns: int,
+        joined_ns: int | None = None,
+        *,
+        clock: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         """Count from `start_ns`, when the epoch began on this worker's clock; the worker may have joined later."""
+        self._clock = clock
         self.run = run
         self.epoch = epoch
         self.worker = worker
@@ -78,12 +86,12 @@ class Recorder:
         """A request is about to be sent."""
         key = Key(timeline.scenario, timeline.endpoint, timeline.phase, timeline.stage)
         self._live[timeline] = _Progress(key)
-        self._flight(time.monotonic_ns(), 1)
+        self._flight(self._clock(), 1)
 
     def end(self, timeline: Timeline) -> None:
         """A request has its outcome."""
         self._ended.append((timeline, self._live.pop(timeline)))
-        self._flight(time.monotonic_ns(), -1)
+        self._flight(self._clock(), -1)
 
     @property
     def in_flight(self) -> int:
@@ -187,7 +195,7 @@ class Recorder:
         held_ns: int | None = None
         for timeline, progress in [*self._live.items(), *ended]:
             self._take_instants(timeline, progress)
-            oldest_ns = self._take_tokens(timeline, progress, gaps[progress.key])
+            oldest_ns = self._take_tokens(timeline, gaps[progress.key])
             if oldest_ns is not None and timeline.outcome is None:
                 held_ns = oldest_ns if held_ns is None else min(held_ns, oldest_ns)
         for key, found in gaps.items():
@@ -210,7 +218,7 @@ class Recorder:
             progress.first = True
             self._cell(progress.key, timeline.first_ns).histogram("ttft").add(timeline.first_ns - (sent_ns or 0))
 
-    def _take_tokens(self, timeline: Timeline, progress: _Progress, gaps: "_Gaps") -> int | None:
+    def _take_tokens(self, timeline: Timeline, gaps: "_Gaps") -> int | None:
         """Take new token events, and gaps where they are not held back; returns the time of the oldest one held."""
         oldest_ns = None
         release = not timeline.coalesced if timeline.outcome is not None else timeline.token_reads > 2  # noqa: PLR2004
@@ -223,14 +231,9 @@ class Recorder:
                     self._release(timeline, choice, gaps)
                 else:
                     oldest_ns = min(choice.times[0], oldest_ns or choice.times[0])
-        known = sum(choice.tokens for choice in timeline.choices.values())
-        if known > timeline.events and timeline.last_ns is not None:
-            extra = known - timeline.events - progress.tokens
-            if extra > 0:
-                progress.tokens += extra
-                self._cell(progress.key, timeline.last_ns).count("tokens_received", extra)
-        for events, lag_ns, uncertainty_ns, stamped in timeline.reads:
-            gaps.note_read(events, lag_ns, uncertainty_ns, stamped=stamped)
+        gaps.bundles.extend(timeline.bundles)
+        timeline.bundles.clear()
+        gaps.reads.extend(timeline.reads)
         timeline.reads.clear()
         return oldest_ns
 
@@ -248,16 +251,18 @@ class Recorder:
     def _file_gaps(self, key: Key, gaps: "_Gaps") -> None:
         """File the token events and gaps of one key under the windows of their (later) event."""
         if gaps.events:
-            for window, times in self._by_window(np.frombuffer(gaps.events, np.int64)):
+            for window, events in self._by_window(np.frombuffer(gaps.events, np.int64)):
                 cell = window.cells.setdefault(key, Cell())
-                cell.count("token_events", times.size)
-                cell.count("tokens_received", times.size)
-            latest = self._cell(key, max(gaps.events[-1], self.start_ns))
-            for metric, values in (("read_lag", gaps.lags), ("uncertainty", gaps.uncertainties)):
-                latest.histogram(metric).add_array(np.frombuffer(values, np.int64) if values else _NOTHING)
-            for name, number in (("stamped", gaps.stamped), ("unstamped", gaps.unstamped)):
-                if number:
-                    latest.count(name, number)
+                cell.count("token_events", events.size)
+                cell.count("tokens_received", events.size)
+        if gaps.bundles:
+            bundles = np.array(gaps.bundles, np.int64)
+            for window, tokens in self._by_window(bundles[:, 0], bundles[:, 1]):
+                window.cells.setdefault(key, Cell()).count("tokens_received", int(tokens.sum()))
+        if gaps.reads:
+            reads = np.array(gaps.reads, np.int64)
+            for window, rows in self._by_window(reads[:, 0], reads):
+                _take_reads(rows, window.cells.setdefault(key, Cell()))
         if gaps.times:
             times = np.frombuffer(gaps.times, np.int64)
             within = np.ones(times.size - 1, dtype=bool)
@@ -292,7 +297,7 @@ class Recorder:
         for name in ("heartbeats", "comments", "reconnects"):
             if number := getattr(timeline, name):
                 cell.count(name, number)
-        self._take_token_counts(timeline, progress, cell)
+        _take_token_counts(timeline, cell)
         if timeline.ttfc_ns is not None:
             cell.histogram("ttfc").add(timeline.ttfc_ns)
         longest_ns = _longest_gap_ns(timeline)
@@ -306,21 +311,6 @@ class Recorder:
             _take_cut(timeline, cell)
         else:
             self._take_failure(timeline, cell)
-
-    def _take_token_counts(self, timeline: Timeline, progress: _Progress, cell: Cell) -> None:
-        tokens = timeline.output_tokens
-        missing = tokens - timeline.events - progress.tokens
-        if missing > 0:
-            cell.count("tokens_received", missing)
-        elif missing < 0:
-            cell.count("tokens_surplus", -missing)
-        received = timeline.events + progress.tokens + max(0, missing)
-        if timeline.outcome is not None and timeline.outcome.failed and received:
-            cell.count("tokens_failed", received)
-        if timeline.input_tokens is not None:
-            cell.histogram("input_tokens").add(timeline.input_tokens)
-        if timeline.cached_tokens is not None:
-            cell.histogram("cached_tokens").add(timeline.cached_tokens)
 
     def _take_failure(self, timeline: Timeline, cell: Cell) -> None:
         assert timeline.outcome is not None and timeline.done_ns is not None  # noqa: S101, PT018 - it has ended
@@ -382,22 +372,35 @@ class _Gaps:
     times: "array[int]" = field(default_factory=lambda: array("q"))
     """Token times whose gaps are due, of one choice after the other."""
     lengths: list[int] = field(default_factory=list)
-    lags: "array[int]" = field(default_factory=lambda: array("q"))
-    uncertainties: "array[int]" = field(default_factory=lambda: array("q"))
-    stamped: int = 0
-    unstamped: int = 0
-
-    def note_read(self, events: int, lag_ns: int, uncertainty_ns: int, *, stamped: bool) -> None:
-        """Take what one read was like."""
-        if stamped:
-            self.stamped += events
-            self.lags.append(lag_ns)
-        else:
-            self.unstamped += events
-        self.uncertainties.extend([uncertainty_ns] * events)
+    bundles: list[tuple[int, int]] = field(default_factory=list)
+    reads: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
 
 
-_NOTHING = np.empty(0, np.int64)
+def _take_reads(reads: npt.NDArray[np.int64], cell: Cell) -> None:
+    """Take what the reads of token events were like: rows as in `Timeline.reads`."""
+    events, lags, uncertainties, stamped = reads[:, 1], reads[:, 2], reads[:, 3], reads[:, 4] > 0
+    cell.histogram("uncertainty").add_array(np.repeat(uncertainties, events))
+    if stamped.any():
+        cell.histogram("read_lag").add_array(lags[stamped])
+    for name, number in (("stamped", int(events[stamped].sum())), ("unstamped", int(events[~stamped].sum()))):
+        if number:
+            cell.count(name, number)
+
+
+def _take_token_counts(timeline: Timeline, cell: Cell) -> None:
+    received = timeline.events + timeline.bundled
+    missing = timeline.output_tokens - received
+    if missing > 0:
+        cell.count("tokens_received", missing)
+        received += missing
+    elif missing < 0:
+        cell.count("tokens_surplus", -missing)
+    if timeline.outcome is not None and timeline.outcome.failed and received:
+        cell.count("tokens_failed", received)
+    if timeline.input_tokens is not None:
+        cell.histogram("input_tokens").add(timeline.input_tokens)
+    if timeline.cached_tokens is not None:
+        cell.histogram("cached_tokens").add(timeline.cached_tokens)
 
 
 def _longest_gap_ns(timeline: Timeline) -> int | None:

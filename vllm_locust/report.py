@@ -5,41 +5,27 @@ Promise: whatever names, messages and numbers a server or a file brought along, 
 that was saved and loaded again prints the same.
 
 A column has one unit, which stands in its head. A percentile that its samples cannot carry is their maximum,
-and marked. Nothing here computes a number: `vllm_locust.results` sums up and `vllm_locust.verdict` judges.
+and marked. Nothing here computes a number: `vllm_locust.summary` sums up and `vllm_locust.verdict` judges.
 """
 
-import unicodedata
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from itertools import groupby, pairwise
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_locust.quantity import format_count, format_duration, format_rate, format_share
-from vllm_locust.results import Meta, Run, Summary
+from vllm_locust.results import Run
+from vllm_locust.summary import Meta, Summary
+from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, MARK, Column, labelled, printable, table, width_of, wrapped
 from vllm_locust.timeline import METRICS, Metric, Outcome, Unit
 from vllm_locust.verdict import exit_code, fidelity_line, findings
 
-COLUMNS = 100
-_LABEL = 10
 _ABSENT = "–"
-_TEXT_LIMIT = 1000
-"""Columns after which a text of somebody else is cut even where it may wrap."""
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
-_MARK = "*"
-_LEGEND = f"{_MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
+_LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
 _OPTIONAL = ("queue", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
 _IN_SECONDS = ("e2el",)
 """Metrics that are shown in seconds, all others in milliseconds."""
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table; neighbours of one group share a head above their own."""
-
-    group: str
-    head: str
 
 
 def text(run: Run, *, full: bool = False) -> str:
@@ -77,11 +63,11 @@ def _heading(meta: Meta, summary: Summary) -> list[str]:
     details = [f"seed {meta.seed}", f"cache {meta.cache}" if meta.cache else ""]
     started = f", started {meta.started}" if meta.started else ""
     return [
-        *_labelled("Run", [f"{meta.name} {meta.run}{started}"]),
-        *_labelled("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
-        *_labelled("Scenario", [", ".join([*scenarios, *filter(None, details)])]),
-        *_labelled("Load", [", ".join(_load(meta.load)) or _ABSENT]),
-        *_labelled("Duration", [format_duration(summary["duration_s"])]),
+        *labelled("Run", [f"{meta.name} {meta.run}{started}"]),
+        *labelled("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
+        *labelled("Scenario", [", ".join([*scenarios, *filter(None, details)])]),
+        *labelled("Load", [", ".join(_load(meta.load)) or _ABSENT]),
+        *labelled("Duration", [format_duration(summary["duration_s"])]),
     ]
 
 
@@ -101,12 +87,12 @@ def _scopes(summary: Summary) -> list[tuple[str, Summary]]:
 
 def _overview(summary: Summary, *, full: bool) -> list[str]:
     rows = [_overview_row(name, scope) for name, scope in _scopes(summary)]
-    lines = _table(_HEADS, rows)
-    if full or any(cell.endswith(_MARK) for row in rows for cell in row[1:]):
+    lines = table(_HEADS, rows)
+    if full or any(cell.endswith(MARK) for row in rows for cell in row[1:]):
         lines.append(_LEGEND)
     judged = [late for name, scope in _scopes(summary) if (late := _judged(name, scope))]
     if judged:
-        lines += _wrapped(f"counting failures as late: {'; '.join(judged)}", COLUMNS)
+        lines += wrapped(f"counting failures as late: {'; '.join(judged)}", COLUMNS)
     return lines
 
 
@@ -130,7 +116,7 @@ def _cell(values: Summary, key: str, scale: float, width: int) -> str:
     if isinstance(value, float):
         value *= scale
     few = value is not None and values["count"] < _NEEDED.get(key, 0)
-    return _number(value, width) + (_MARK if few and value != "failed" else "")
+    return _number(value, width) + (MARK if few and value != "failed" else "")
 
 
 def _judged(name: str, scope: Summary) -> str:
@@ -139,7 +125,7 @@ def _judged(name: str, scope: Summary) -> str:
     for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
         described, judged = scope[metric], scope["judged"][metric]
         pairs = [(key, _cell(described, key, scale, 6), _cell(judged, key, scale, 6)) for key in keys]
-        moved = [(key, late) for key, was, late in pairs if was != late and judged["failed"]]
+        moved = [(key, late) for key, was, late in pairs if was != late]
         shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
         changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
     return f"{printable(name, 40)} {', '.join(changes)}" if changes else ""
@@ -152,15 +138,15 @@ def _facts(run: Run, *, full: bool) -> list[str]:
     if len(found) > 1:
         verdicts.append(f"exit code {exit_code(found):d}")
     return [
-        *_labelled("Rates", [_rates(summary["total"]["rates"])]),
-        *_labelled("Streams", [_streams(summary["total"]["rates"])]),
+        *labelled("Rates", [_rates(summary["total"]["rates"])]),
+        *labelled("Streams", [_streams(summary["total"]["rates"])]),
         *_outcomes(summary),
-        *(_labelled("Failures", map(_failure, summary["failures"])) if full else ()),
-        *_labelled("Tokens", _token_notes(summary["total"])),
-        *(_labelled("Counts", [_counts(summary["total"])]) if full else ()),
-        *_labelled("Remarks", [*meta.remarks, *_worker_remarks(summary["fidelity"]["workers"])]),
-        *_labelled("Fidelity", [fidelity_line(summary)]),
-        *_labelled("Verdict", verdicts or ["ok"]),
+        *(labelled("Failures", map(_failure, summary["failures"])) if full else ()),
+        *labelled("Tokens", _token_notes(summary["total"])),
+        *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
+        *labelled("Remarks", [*meta.remarks, *_worker_remarks(summary["fidelity"]["workers"])]),
+        *labelled("Fidelity", [fidelity_line(summary)]),
+        *labelled("Verdict", verdicts or ["ok"]),
     ]
 
 
@@ -194,9 +180,9 @@ def _outcomes(summary: Summary) -> list[str]:
         elif kinds:
             first = min(kinds, key=lambda kind: (kind["first_s"], kind["message"]))
             line += _when(first["first_s"], max(kind["last_s"] for kind in kinds))
-            line += printable(f": {first['message']}", max(COLUMNS - _LABEL - width_of(line), 1))
+            line += printable(f": {first['message']}", max(COLUMNS - LABEL_WIDTH - width_of(line), 1))
         lines.append(line)
-    return [f"{'' if i else 'Outcomes':{_LABEL}}{line}" for i, line in enumerate(lines)]
+    return [f"{'' if i else 'Outcomes':{LABEL_WIDTH}}{line}" for i, line in enumerate(lines)]
 
 
 def _when(first_s: float, last_s: float) -> str:
@@ -258,7 +244,7 @@ def _metric_table(metric: Metric, rows: Sequence[tuple[str, Summary]], title: st
         [printable(name, 30), _number(values["count"], 9), *(_cell(values, key, scale, 9) for key in keys)]
         for name, values in rows
     ]
-    return [f"{metric.name} [{unit}]: {metric.title}{title}", *_table(heads, cells)]
+    return [f"{metric.name} [{unit}]: {metric.title}{title}", *table(heads, cells)]
 
 
 def _worker_table(workers: Summary) -> list[str]:
@@ -272,126 +258,14 @@ def _worker_table(workers: Summary) -> list[str]:
         ]
         for worker, seen in workers.items()
     ]
-    return _table([Column("", name) for name in names], rows) if rows else []
+    return table([Column("", name) for name in names], rows) if rows else []
 
 
 def _versions(meta: Meta) -> list[str]:
     named = {"vllm-locust": meta.plugin_version, "Locust": meta.locust_version, "Python": meta.python_version}
     versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     scenario = f"scenario {meta.scenario_hash}" if meta.scenario_hash else ""
-    return _labelled("Versions", [part for part in (versions, scenario) if part])
-
-
-def printable(text: str, width: int = _TEXT_LIMIT) -> str:
-    """Make a text of somebody else harmless: one line of `width` columns at most, no control codes.
-
-    White space becomes one blank; what a terminal obeys or hides (ESC, C1, bidi overrides) becomes an escape.
-    """
-    shown: list[str] = []
-    used = 0
-    # Combining marks have no width: the number of characters has a limit of its own.
-    words = " ".join(text[: 8 * width].split())
-    for position, char in enumerate(words):
-        piece = char if char.isprintable() else _escape(char)
-        used += width_of(piece)
-        if used > width or position >= 4 * width:
-            return _cut(shown, width)
-        shown.append(piece)
-    return "".join(shown)
-
-
-def width_of(text: str) -> int:
-    """Return how many columns a printable text takes on a terminal."""
-    return sum(_char_columns(char) for char in text)
-
-
-def _char_columns(char: str) -> int:
-    if unicodedata.combining(char) or unicodedata.category(char) in ("Mn", "Me"):
-        return 0
-    return 2 if unicodedata.east_asian_width(char) in "WF" else 1
-
-
-def _escape(char: str) -> str:
-    return f"\\x{ord(char):02x}" if char.isascii() else char.encode("ascii", "backslashreplace").decode()
-
-
-def _cut(pieces: list[str], width: int) -> str:
-    while pieces and width_of("".join(pieces)) >= width:
-        pieces.pop()
-    return "".join(pieces) + "…"
-
-
-def _wrapped(text: str, width: int) -> list[str]:
-    """Break a harmless text between words, and within those that are wider than a line."""
-    lines = [""]
-    for word in text.split(" "):
-        for piece in _pieces(word, width):
-            if lines[-1] and width_of(lines[-1]) + 1 + width_of(piece) > width:
-                lines.append("")
-            lines[-1] += f" {piece}" if lines[-1] else piece
-    return lines
-
-
-def _pieces(word: str, width: int) -> Iterator[str]:
-    piece, used = "", 0
-    for char in word:
-        used += width_of(char)
-        if used > width:
-            yield piece
-            piece, used = "", width_of(char)
-        piece += char
-    yield piece
-
-
-def _labelled(label: str, texts: Iterable[str]) -> list[str]:
-    """Return texts of anybody, each on lines of its own, beside one label; no lines without a text."""
-    lines = [line for text in texts for line in _wrapped(printable(text), COLUMNS - _LABEL)]
-    return [f"{label if not i else '':{_LABEL}}{line}" for i, line in enumerate(lines)]
-
-
-def _table(heads: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
-    """Lay a table out: the first column to the left and cut if need be, the others to the right."""
-    names, *numbers = zip(*rows, strict=True)
-    cells = [names, *map(_aligned, numbers)]
-    natural = [max(map(width_of, (head.head, *column))) for head, column in zip(heads, cells, strict=True)]
-    grouped = groupby(range(len(heads)), lambda i: heads[i].group)
-    groups = [(label, list(members)) for label, members in grouped]
-    for between, inside in ((2, 2), (2, 1), (1, 1)):
-        gaps = [0, *(inside if a.group and a.group == b.group else between for a, b in pairwise(heads))]
-        widths = natural[:]
-        for label, members in groups:
-            widths[members[0]] += max(0, len(label) - _span(members, widths, gaps))
-        free = COLUMNS - sum(widths[1:]) - sum(gaps)
-        if widths[0] <= free:
-            break
-    widths[0] = min(widths[0], free)
-    top = [" " * gaps[members[0]] + _over(label, members, widths, gaps) for label, members in groups]
-    lines = ["".join(top)] if any(head.group for head in heads) else []
-    for row in ([head.head for head in heads], *zip(*cells, strict=True)):
-        name = printable(row[0], widths[0])
-        line = name + " " * (widths[0] - width_of(name))
-        for cell, width, gap in zip(row[1:], widths[1:], gaps[1:], strict=True):
-            line += " " * (gap + width - width_of(cell)) + cell
-        lines.append(line)
-    return lines
-
-
-def _span(members: Sequence[int], widths: Sequence[int], gaps: Sequence[int]) -> int:
-    return sum(widths[i] for i in members) + sum(gaps[i] for i in members[1:])
-
-
-def _over(label: str, members: Sequence[int], widths: Sequence[int], gaps: Sequence[int]) -> str:
-    """Return the head of a group, ruled where it spans several columns."""
-    span = _span(members, widths, gaps)
-    if label and len(members) > 1 and span > len(label) + 1:
-        return f" {label} ".center(span, "-")
-    return label.rjust(span)
-
-
-def _aligned(column: Sequence[str]) -> list[str]:
-    """Make room for the mark in a column of numbers that has one."""
-    marked = any(cell.endswith(_MARK) for cell in column)
-    return [f"{cell} " if marked and not cell.endswith(_MARK) else cell for cell in column]
+    return labelled("Versions", [part for part in (versions, scenario) if part])
 
 
 def _number(value: float | str | None, width: int) -> str:

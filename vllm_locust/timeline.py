@@ -160,12 +160,22 @@ class Timeline:
     heartbeats: int = 0
     comments: int = 0
     reconnects: int = 0
-    reads: list[tuple[int, int, int, bool]] = field(default_factory=list)
-    """Of each read that completed token events: their number, read lag, uncertainty, whether the kernel stamped it."""
+    known_tokens: int = 0
+    """Sum of the exact counts of the choices."""
+    bundled: int = 0
+    """How many tokens beyond one per event have arrived, by exact counts; never shrinks."""
+    bundles: list[tuple[int, int]] = field(default_factory=list)
+    """When `bundled` grew and by how much, until harvested."""
+    reads: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+    """Of each read that completed token events: when, their number, lag, uncertainty, whether the kernel stamped it."""
     longest_gap_ns: int | None = None
 
     def token_event(self, index: int, at_ns: int, tokens: int) -> None:
         """Remember one token event; `tokens` is the exact number so far of its choice, or 0 where it is not told."""
+        # A process that sleeps between reading two clocks gets a stamp too early by as much; time never runs backwards.
+        earliest_ns = self.sent_ns if self.last_ns is None else self.last_ns
+        if earliest_ns is not None and at_ns < earliest_ns:
+            at_ns = earliest_ns
         choice = self.choices.get(index)
         if choice is None:
             choice = self.choices[index] = Choice(at_ns, at_ns)
@@ -174,8 +184,14 @@ class Timeline:
         choice.times.append(at_ns)
         choice.last_ns = self.last_ns = at_ns
         choice.events += 1
-        choice.tokens = max(choice.tokens, tokens)
         self.events += 1
+        if tokens > choice.tokens:
+            self.known_tokens += tokens - choice.tokens
+            choice.tokens = tokens
+            more = self.known_tokens - self.events - self.bundled
+            if more > 0:
+                self.bundled += more
+                self.bundles.append((at_ns, more))
 
     def end(self, outcome: Outcome, at_ns: int, message: str = "") -> None:
         """Fix how the request ended; `message` is shortened to one line of 200 characters."""

@@ -38,7 +38,7 @@ class Finding:
 
 
 class Ending(Protocol):
-    """How a run ended; `vllm_locust.results.Meta` is one."""
+    """How a run ended; `vllm_locust.summary.Meta` is one."""
 
     @property
     def ended_early(self) -> bool:

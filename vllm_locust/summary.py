@@ -1,0 +1,273 @@
+"""A recording as plain values: tokens, seconds, shares and nulls, derived once, from nothing but the recording.
+
+Latencies, `judged`, zero gaps and fidelity are of requests of the phase `steady`, however late they ended; outcomes,
+tokens and counts are of all phases; so are rates and streams in flight, but only of what happened before the stop.
+"No sample" is null, never 0. Nothing here knows how a number is shown.
+"""
+
+import math
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm_locust import recording as recordings
+from vllm_locust.histogram import Histogram
+from vllm_locust.quantity import NS_PER_S
+from vllm_locust.recording import Cell, Cells, Failure, Gauges, Recording
+from vllm_locust.timeline import CUT, METRICS, Outcome, Unit
+
+PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
+COUNTS = ("estimated", "coalesced", "short_outputs", "heartbeats", "comments", "reconnects")
+"""Counters that a summary shows as they are."""
+
+Summary = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meta:
+    """What a run was, for people and for comparisons; no number is computed from it."""
+
+    name: str = "run"
+    run: str = ""
+    started: str = ""
+    """ISO 8601, UTC; a label only."""
+    plugin_version: str = ""
+    locust_version: str = ""
+    python_version: str = ""
+    target: str = ""
+    """URL of the server, without credentials."""
+    model: str = ""
+    scenarios: dict[str, str] = field(default_factory=dict)
+    """Name of the scenario by user class."""
+    endpoints: dict[str, str] = field(default_factory=dict)
+    """`chat` or `completions` by user class."""
+    parts: list[str] = field(default_factory=list)
+    """Parts that were configured, each of which is shown, even without a request."""
+    scenario_hash: str = ""
+    seed: int = 0
+    cache: str = ""
+    load: dict[str, Any] = field(default_factory=dict)
+    """`users`, `spawn_rate`, `run_time_s` (or null), `workers`."""
+    expected_workers: list[str] = field(default_factory=list)
+    missing_workers: list[str] = field(default_factory=list)
+    """Workers that took part and whose final data are missing."""
+    ended_early: bool = False
+    remarks: list[str] = field(default_factory=list)
+
+
+def summary(recording: Recording, meta: Meta) -> Summary:
+    """Return the numbers of the whole run and of each scenario; the module says of which phases."""
+    cells, within, length_s = recording.totals, recording.within(), _length_s(recording)
+    found = sorted({key.scenario for key in cells})
+    whole = _scope(cells) | {"rates": _rates(within.values(), length_s) | _in_flight(recording, length_s)}
+    return {
+        "duration_s": length_s,
+        "total": whole,
+        "scenarios": {
+            name: _scope({key: cell for key, cell in cells.items() if key.scenario == name})
+            | {"rates": _rates(recordings.select(within, scenario=name), length_s)}
+            for name in dict.fromkeys([*meta.parts, *found])
+        },
+        "failures": _failures(recording),
+        "fidelity": _fidelity(recording),
+    }
+
+
+def _scope(cells: Cells) -> Summary:
+    steady = recordings.total(recordings.select(cells, phase="steady"))
+    every = recordings.total(cells.values())
+    outcomes = _outcomes(every)
+    failed, cancelled = _failed(outcomes), outcomes[Outcome.CANCELLED]
+    return {
+        "requests": every.counters.get("sent", 0),
+        "failed": failed,
+        "cancelled": cancelled,
+        # Of the requests that ended by themselves: one that was cut is neither success nor failure.
+        "failed_share": _ratio(failed, outcomes[Outcome.OK] + failed),
+        "outcomes": outcomes,
+        **{name: _metric(steady.histograms.get(name), metric.unit) for name, metric in METRICS.items()},
+        "judged": _judged(steady),
+        "tokens": _tokens(every),
+        "counts": {name: every.counters.get(name, 0) for name in COUNTS}
+        | {"zero_gaps": steady.histograms.get("itl", Histogram()).zeros},
+        "finish": {
+            name.removeprefix("finish|"): number
+            for name, number in sorted(every.counters.items())
+            if name.startswith("finish|")
+        },
+    }
+
+
+def _metric(histogram: Histogram | None, unit: Unit) -> Summary:
+    if histogram is None or not histogram.count:
+        return {"count": 0, **dict.fromkeys(("mean", *PERCENTILES, "min", "max"))}
+    plain = _seconds if unit is Unit.SECONDS else _whole
+    low, high = histogram.min or 0, histogram.max or 0
+    # Percentiles are floats, and above 2**53 those may step over the exact minimum or maximum.
+    values = [min(max(value or 0, low), high) for value in histogram.percentiles(PERCENTILES.values())]
+    mean = histogram.sum / histogram.count
+    return {
+        "count": histogram.count,
+        "mean": mean / NS_PER_S if unit is Unit.SECONDS else mean,
+        **{name: plain(value) for name, value in zip(PERCENTILES, values, strict=True)},
+        "min": plain(low),
+        "max": plain(high),
+    }
+
+
+def _judged(steady: Cell) -> Summary:
+    """Return the percentiles in which a failure counts as infinitely late: a request never gains by failing.
+
+    Requests that the end of the run cut are left out, and counted.
+    """
+    failed = {
+        "ttft": steady.counters.get("failed_without_token", 0),
+        "e2el": _failed(_outcomes(steady)),
+    }
+    judged = {}
+    for name, failures in failed.items():
+        histogram = steady.histograms.get(name, Histogram())
+        values = histogram.percentiles(PERCENTILES.values(), failed=failures)
+        judged[name] = {
+            "count": histogram.count + failures,
+            "failed": failures,
+            "cut": steady.histograms.get(CUT[name], Histogram()).count,
+            **{key: _seconds(value) for key, value in zip(PERCENTILES, values, strict=True)},
+        }
+    return judged
+
+
+def _rates(cells: Iterable[Cell], length_s: float | None) -> Summary:
+    cell = recordings.total(cells)
+    numbers = {
+        "request_per_s": _outcomes(cell)[Outcome.OK],
+        "sent_per_s": cell.counters.get("sent", 0),
+        "input_tokens_per_s": cell.histograms.get("input_tokens", Histogram()).sum,
+        "output_tokens_per_s": cell.counters.get("tokens_received", 0),
+        "output_tokens_failed_per_s": cell.counters.get("tokens_failed", 0),
+    }
+    return {"offered_per_s": None} | {name: _ratio(number, length_s) for name, number in numbers.items()}
+
+
+def _tokens(cell: Cell) -> Summary:
+    events, received = cell.counters.get("token_events", 0), cell.counters.get("tokens_received", 0)
+    return {
+        "input": cell.histograms.get("input_tokens", Histogram()).sum,
+        "output_received": received,
+        "output_failed": cell.counters.get("tokens_failed", 0),
+        "surplus": cell.counters.get("tokens_surplus", 0),
+        "events": events,
+        "tokens_per_event": _ratio(received, events),
+    }
+
+
+def _in_flight(recording: Recording, length_s: float | None) -> Summary:
+    """Return the mean over the run, and the peak: the largest sum of the workers' peaks in a window."""
+    peaks: Counter[int] = Counter()
+    streams_ns = 0
+    for (_, index), gauges in recording.gauges.items():
+        if index < recording.window_count:
+            peaks[index] += gauges.in_flight_peak
+            streams_ns += gauges.in_flight_ns
+    mean = _ratio(streams_ns / NS_PER_S, length_s)
+    return {"in_flight_mean": mean, "in_flight_peak": max(peaks.values(), default=None)}
+
+
+def _failures(recording: Recording) -> list[Summary]:
+    """Return each kind of failure with its count and one message, the most frequent first."""
+    counts: Counter[tuple[str, str, str, int]] = Counter()
+    for key, cell in recording.totals.items():
+        for outcome, status, number in _ended(cell):
+            counts[key.scenario, key.endpoint, outcome, status] += number
+    kinds = [kind for kind in {**counts, **recording.failures} if _is_failure(kind[2])]
+    return [
+        _failure(kind, counts[kind], recording.failures.get(kind))
+        for kind in sorted(kinds, key=lambda kind: (-counts[kind], kind))
+    ]
+
+
+def _failure(kind: tuple[str, str, str, int], number: int, known: Failure | None) -> Summary:
+    return {
+        **dict(zip(("scenario", "endpoint", "outcome", "status"), kind, strict=True)),
+        "count": number,
+        "first_s": _seconds(known.first_ns) if known else None,
+        "last_s": _seconds(known.last_ns) if known else None,
+        "message": known.message if known else "",
+    }
+
+
+def _fidelity(recording: Recording) -> Summary:
+    steady = recordings.total(recordings.select(recording.totals, phase="steady"))
+    stamped, unstamped = steady.counters.get("stamped", 0), steady.counters.get("unstamped", 0)
+    by_worker: dict[str, list[Gauges]] = defaultdict(list)
+    for (worker, _), gauges in sorted(recording.gauges.items(), key=lambda item: item[0]):
+        by_worker[worker].append(gauges)
+    lags = {name: _metric(steady.histograms.get(name), Unit.SECONDS) for name in ("read_lag", "uncertainty")}
+    return {
+        "stamped_share": _ratio(stamped, stamped + unstamped),
+        **{name: {key: lag[key] for key in ("p50", "p99", "max")} for name, lag in lags.items()},
+        "workers": {worker: _worker(windows, recording.window_ns) for worker, windows in by_worker.items()},
+    }
+
+
+def _worker(windows: list[Gauges], window_ns: int) -> Summary:
+    # A window that has hardly begun says more of the resolution of the CPU clock than of the load.
+    shares = [g.cpu_ns / g.span_ns for g in windows if g.span_ns * 10 >= max(window_ns, 1)]
+    mean = _ratio(sum(gauges.cpu_ns for gauges in windows), sum(gauges.span_ns for gauges in windows))
+    return {
+        "loop_lag_s": _seconds(max(gauges.loop_lag_ns for gauges in windows)),
+        "cpu_share": mean,
+        "cpu_share_max": max(shares, default=mean),
+        "late": sum(gauges.late for gauges in windows),
+        "plugin_errors": sum(gauges.plugin_errors for gauges in windows),
+        "in_flight_peak": max(gauges.in_flight_peak for gauges in windows),
+    }
+
+
+def _ended(cell: Cell) -> Iterator[tuple[str, int, int]]:
+    for name, number in cell.counters.items():
+        if name.startswith("outcome|"):
+            _, outcome, status = name.split("|")
+            yield outcome, int(status), number
+
+
+def _outcomes(cell: Cell) -> dict[str, int]:
+    """Return the count of every outcome of the closed set, and of those of a later version."""
+    outcomes = {outcome.value: 0 for outcome in Outcome}
+    for outcome, _, number in _ended(cell):
+        outcomes[outcome] = outcomes.get(outcome, 0) + number
+    return outcomes
+
+
+def _failed(outcomes: dict[str, int]) -> int:
+    return sum(number for outcome, number in outcomes.items() if _is_failure(outcome))
+
+
+def _is_failure(outcome: str) -> bool:
+    return outcome not in (Outcome.OK, Outcome.CANCELLED)
+
+
+def _length_s(recording: Recording) -> float | None:
+    """Return how long the run lasted; before that is fixed, how far the worker that came first has got."""
+    if recording.length_ns is not None:
+        return recording.length_ns / NS_PER_S
+    spans: Counter[str] = Counter()
+    for (worker, _), gauges in recording.gauges.items():
+        spans[worker] += gauges.span_ns
+    return max(spans.values(), default=0) / NS_PER_S or None
+
+
+def _ratio(part: float, whole: float | None) -> float | None:
+    return part / whole if whole else None
+
+
+def _seconds(value_ns: float | None) -> float | str | None:
+    """Round to the nanosecond that was measured; +inf, a failure judged as late, is a word of its own."""
+    if value_ns is None:
+        return None
+    return "failed" if math.isinf(value_ns) else round(value_ns / NS_PER_S, 9)
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)

@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,8 @@ def process(command: list[str], log: Path, **kwargs: Any) -> Iterator[Process]:
     try:
         yield Process(popen, log)
     finally:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(popen.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
         popen.wait()
 
 
@@ -99,8 +97,8 @@ def get(url: str) -> str:
 def served(url: str) -> dict[str, int]:
     """Return what a simulator says it has served: requests sent to their end, and tokens."""
     page = get(f"{url}/metrics")
-    reasons = re.findall(r'^vllm:request_success_total\{.*finished_reason="(\w+)".*\} ([\d.e+]+)$', page, re.M)
-    tokens = re.findall(r"^vllm:generation_tokens_total\{.*\} ([\d.e+]+)$", page, re.M)
+    reasons = re.findall(r'^vllm:request_success_total\{.*finished_reason="(\w+)".*\} ([\d.e+]+)$', page, re.MULTILINE)
+    tokens = re.findall(r"^vllm:generation_tokens_total\{.*\} ([\d.e+]+)$", page, re.MULTILINE)
     completed = sum(float(n) for reason, n in reasons if reason in ("stop", "length"))
     return {
         "completed": int(completed),

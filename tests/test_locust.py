@@ -44,7 +44,8 @@ def test_totals_equal_the_servers_own_count(tmp_path: Path) -> None:
     assert counted["completed"] > 20
     assert total["outcomes"] == {"ok": counted["completed"]} | {k: 0 for k in total["outcomes"] if k != "ok"}
     assert total["tokens"]["output_received"] == total["tokens"]["events"] == counted["tokens"]
-    assert output.rstrip().endswith("Verdict   ok")
+    (path,) = (tmp_path / "results").glob("*/run.json")
+    assert output.splitlines()[-2:] == ["Verdict   ok", f"Saved     {path}"]
 
 
 def test_three_lines_are_a_whole_locustfile(tmp_path: Path, server: str) -> None:
@@ -124,7 +125,9 @@ def test_broken_streams_are_failures_in_locust_and_here_and_the_exit_code(tmp_pa
     assert total["outcomes"]["ok"] == counted["completed"]
     assert total["ttft"]["count"] == counted["broken"] + counted["completed"]
     assert total["e2el"]["count"] == counted["completed"]
-    (occurrences,) = re.findall(r"^(\d+)\s+POST /v1/chat/completions \[short\]: StreamError\('truncated'\)", output, re.M)
+    (occurrences,) = re.findall(
+        r"^(\d+)\s+POST /v1/chat/completions \[short\]: StreamError\('truncated'\)", output, re.MULTILINE
+    )
     assert 0 < int(occurrences) <= total["outcomes"]["truncated"]
 
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from vllm_locust import api, scenario
 from vllm_locust.client import Client, Limits
-from vllm_locust.errors import ExitCode, TargetError
+from vllm_locust.errors import ExitCode, InputError, TargetError
 from vllm_locust.generator import request_body
-from vllm_locust.probe import Access, Target, probe
+from vllm_locust.probe import Access, Target, count_tokens, probe
 from vllm_locust.prompts import Prompt
 from vllm_locust.quantity import format_duration, format_list
 from vllm_locust.run import new_run_id
@@ -16,6 +16,9 @@ from vllm_locust.scenario import Part, Pick
 from vllm_locust.terminal import printable
 from vllm_locust.timeline import Outcome, Timeline
 from vllm_locust.transport import Pool, origin_of
+
+_COUNTED = 256
+"""Prompts of a part that are counted: enough to find a data set that does not fit, soon done."""
 
 
 def check(options: argparse.Namespace) -> int:
@@ -33,12 +36,33 @@ def check(options: argparse.Namespace) -> int:
     print(f"server {printable(access.url)}: model {printable(target.model)}{longest}, endpoints {endpoints}")
     if not target.exact_length:
         print("  it does not take min_tokens and ignore_eos: output_tokens is only the longest answer")
+    _check_context(access, target, plan)
     if options.no_request:
         return ExitCode.OK
     failed = list(_try_parts(access, target, plan))
     if failed:
         raise TargetError(f"{len(failed)} of {len(plan.parts) * len(target.endpoints)} requests failed, see above")
     return ExitCode.OK
+
+
+def _check_context(access: Access, target: Target, plan: scenario.Scenario) -> None:
+    """Refuse prompts that do not fit the model together with their answers, where the server can count tokens."""
+    if target.max_model_len is None:
+        return
+    for part in plan.parts:
+        for number, prompt in enumerate(part.prompts[:_COUNTED], 1):
+            body = {"messages": prompt.messages} if prompt.messages else {"prompt": prompt.text}
+            tokens = count_tokens(access, target.model, body)
+            if tokens is None:
+                print("  the server counts no tokens: whether every prompt fits its context is not checked")
+                return
+            answer = prompt.output_tokens or part.output_tokens or part.max_tokens or 1
+            if tokens + answer > target.max_model_len:
+                raise InputError(
+                    f"part {part.name}, prompt {number}: {tokens:,} tokens and an answer of {answer:,} do not fit "
+                    f"the context of {target.max_model_len:,} tokens"
+                )
+    print("every prompt and its answer fit the context")
 
 
 def _try_parts(access: Access, target: Target, plan: scenario.Scenario) -> Iterator[Timeline]:

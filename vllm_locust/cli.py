@@ -145,7 +145,7 @@ def _check(options: argparse.Namespace) -> int:
 def _report(options: argparse.Namespace) -> int:
     from vllm_locust import report, results  # noqa: PLC0415 - verbs load what they need alone
 
-    print(report.text(results.load(options.run), full=options.full))
+    print(report.text(results.load(options.run), full=options.full), end="")
     return ExitCode.OK
 
 

@@ -128,6 +128,8 @@ class Host:
         self._prepared: plan.Plan | None = None
         self._started = ""
         self._run: results.Run | None = None
+        self._saved: Path | None = None
+        self._metrics = ""
         self._results = Path(self._options.results)
         self._finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
         results.check_writable(self._results)
@@ -135,7 +137,8 @@ class Host:
         port = _port(self._options.prometheus_port)
         if port:
             exporter.serve(self._exporter, port)
-            logger.info("metrics are at http://localhost:%d/metrics", port)
+            self._metrics = f"http://localhost:{port}/metrics"
+            logger.info("metrics are at %s", self._metrics)
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios
@@ -183,7 +186,7 @@ class Host:
         try:
             if self._master.recording is not None:
                 self._exporter.retire(self._master.recording)
-            self._run = None
+            self._run = self._saved = None
             self._started = datetime.now(UTC).isoformat(timespec="seconds")
             self._environment.stop_timeout = float(self._options.stop_timeout or 0)
             self._master.begin(prepared or self._plan())
@@ -203,11 +206,13 @@ class Host:
             return
         self._update_rows()
         self._run = results.Run.of(master.recording, self._meta())
-        path = results.save(self._run, self._results)
-        found = verdict.findings(self._run.summary, self._run.meta)
-        code = verdict.exit_code(found)
+        code = verdict.exit_code(verdict.findings(self._run.summary, self._run.meta))
+        try:
+            self._saved = results.save(self._run, self._results)
+        except InputError as error:  # the disk is full, say: what was measured is shown all the same
+            logger.error("the run is not saved: %s", error)
+            code = ExitCode.NOT_RUN
         self._environment.process_exit_code = int(ExitCode.NOT_RUN if locust_log.unhandled_greenlet_exception else code)
-        logger.info("the run is saved in %s", path)
         if not self._options.headless:
             self._print_report()
 
@@ -233,7 +238,10 @@ class Host:
 
     def _print_report(self) -> None:
         if self._run is not None:
-            print(report.text(self._run, full=bool(self._options.full)), flush=True)  # noqa: T201 - the user's terminal
+            where = {"Saved": self._saved, "Metrics": self._metrics}
+            lines = "".join(f"{label:10}{place}\n" for label, place in where.items() if place)
+            text = report.text(self._run, full=bool(self._options.full))
+            print(f"\n{text}{lines}", end="", flush=True)  # noqa: T201 - the user's terminal
 
     def _meta(self) -> summary.Meta:
         master, options = self._master, self._options

@@ -66,6 +66,15 @@ def probe(access: Access, *, model: str | None, endpoints: tuple[str, ...]) -> T
     )
 
 
+def count_tokens(access: Access, model: str, body: dict[str, Any]) -> int | None:
+    """Return how many tokens a prompt or messages have, where the server tells (vLLM's `/tokenize`)."""
+    status, answer = _request(access, "POST", "/tokenize", {"model": model, **body})
+    try:
+        return int(msgspec.json.decode(answer)["count"]) if status == 200 else None  # noqa: PLR2004
+    except (msgspec.DecodeError, TypeError, KeyError, ValueError):
+        return None
+
+
 def _models(access: Access) -> list[dict[str, Any]]:
     status, body = _request(access, "GET", "/v1/models")
     if status in (401, 403):

@@ -133,18 +133,18 @@ class Origin:
 
 def origin_of(url: str, *, insecure: bool = False, ca_file: str | None = None) -> tuple[Origin, str]:
     """Split `--host` into the origin and the path before `/v1`; a trailing `/v1` may be given or left out."""
-    parts = urlsplit(url)
     try:
-        port = parts.port
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
     except ValueError:
-        port = -1
-    if parts.scheme not in ("http", "https") or not parts.hostname or port == -1:
+        host = None
+    if not host or port == 0 or parts.scheme not in ("http", "https"):
         raise InputError(f"--host {url!r} is not the address of a server; write it like http://my-server:8000")
     tls = None
     if parts.scheme == "https":
         tls = _tls_context(insecure=insecure, ca_file=ca_file)
     path = parts.path.rstrip("/").removesuffix("/v1")
-    return Origin(parts.hostname, port or (443 if tls else 80), tls), path
+    return Origin(host, port or (443 if tls else 80), tls), path
 
 
 def _tls_context(*, insecure: bool, ca_file: str | None) -> ssl.SSLContext:
@@ -344,9 +344,12 @@ class Connection:
         except SilenceError:
             self.close()
             raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None
-        except (OSError, ConnectionLostError) as error:
+        except ConnectionLostError as error:
             self.close()
-            raise error if isinstance(error, OSError) else OSError(str(error)) from None
+            raise OSError(str(error)) from None
+        except BaseException:  # the end of the run may cut a handshake, too
+            self.close()
+            raise
         self.wait_until(None)
         self._tls = tls
 

@@ -52,6 +52,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(verbs)
     _add_report(verbs)
     _add_demo(verbs)
+    shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
+    shown.set_defaults(act=_options)
     path = verbs.add_parser("path", help="print where a packaged scenario or example locustfile is")
     path.add_argument("name", help="like mixed.py or mixed.toml")
     path.set_defaults(act=_path)
@@ -163,6 +165,19 @@ def _demo(options: argparse.Namespace) -> int:
             extra=tuple(options.more),
         )
     )
+
+
+def _options(_: argparse.Namespace) -> int:
+    # `locust --help` ends before it loads a locustfile, and knows no plugins.
+    from locust.argument_parser import get_empty_argument_parser  # noqa: PLC0415 - verbs load what they need alone
+
+    from vllm_locust.plugin import GROUP, add_options  # noqa: PLC0415 - as above
+
+    parser = get_empty_argument_parser(add_help=False)
+    add_options(parser)
+    before_examples, _, _ = parser.format_help().partition("\nExamples:")
+    print(before_examples[before_examples.index(f"{GROUP}:") :])
+    return ExitCode.OK
 
 
 def _path(options: argparse.Namespace) -> int:

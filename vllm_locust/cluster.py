@@ -94,8 +94,9 @@ class Worker:
             try:
                 self._tick()
             except Exception:
-                self._generator.plugin_errors += 1
                 logger.exception("vllm-locust could not report")
+                if self._generator.recorder is not None:
+                    self._generator.recorder.note_plugin_error()
 
     def _tick(self) -> None:
         generator = self._generator
@@ -144,7 +145,7 @@ class Member:
     rank: int
     finished: bool = False
     refused: bool = False
-    lost_ns: int | None = None
+    lost: bool = False
 
 
 class Master:
@@ -238,12 +239,15 @@ class Master:
             self.members[msg.node_id].refused = True
 
     def watch(self) -> None:
-        """Note workers that have gone."""
+        """Note workers that have gone, and those that are back."""
         for client, member in self.members.items():
-            if member.lost_ns is None and not member.finished and self._gone(client):
-                member.lost_ns = time.monotonic_ns() - self.start_ns
+            lost = not member.finished and self._gone(client)
+            if lost and not member.lost:
                 logger.warning("%s is lost; what it had reported stays in the results", member.name)
                 self._mark(f"{member.name} lost")
+            elif member.lost and not lost and not member.finished:
+                self._mark(f"{member.name} back")
+            member.lost = lost
 
     def _mark(self, text: str) -> None:
         if self.recording is not None:
@@ -252,7 +256,7 @@ class Master:
     @property
     def live_workers(self) -> tuple[str, ...]:
         """Names of those who take part now."""
-        return tuple(m.name for m in self.members.values() if m.lost_ns is None and not m.refused)
+        return tuple(m.name for m in self.members.values() if not m.lost and not m.refused)
 
     # End
 

@@ -31,7 +31,6 @@ class Generator:
     def __init__(self) -> None:
         self.run = Run()
         self.recorder: Recorder | None = None
-        self.plugin_errors = 0
         self._client: Client | None = None
         self._known: tuple[str, bytes] | None = None
 

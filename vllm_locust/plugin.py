@@ -34,6 +34,8 @@ from vllm_locust.users import ChatUser, CompletionsUser, task_tags
 
 logger = logging.getLogger(__name__)
 
+GROUP = "vllm-locust options"
+"""Title of our options in Locust's help."""
 _PROGRESS_S = 5
 _STOP_TIMEOUT_S = 60
 """A stream that runs when the test ends may take as long as answers take; Locust's own default would cut it."""
@@ -41,7 +43,9 @@ _STOP_TIMEOUT_S = 60
 
 def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
     """Add our options to Locust's command line and, where they make sense, to its web form."""
-    group = parser.add_argument_group("vllm-locust options", "Streaming LLM servers; see the README of vllm-locust.")
+    group = parser.add_argument_group(
+        GROUP, "Each is an environment variable, too: VLLM_LOCUST_SCENARIO is --scenario, and so on."
+    )
 
     def option(flag: str, *, form: bool = False, default: Any = None, **kwargs: Any) -> None:  # noqa: ANN401
         name = flag.removeprefix("--").replace("-", "_")

@@ -9,11 +9,15 @@ import uuid
 from typing import Any, ClassVar
 
 from locust import FastHttpUser, User
-from locust.exception import StopUser
+from locust.exception import InterruptTaskSet, RescheduleTask, RescheduleTaskImmediately, StopTest, StopUser
 
 from vllm_locust import api
 from vllm_locust.generator import GateClosedError, Generator, generator_of
 from vllm_locust.timeline import Outcome, Timeline
+
+
+_TOLD_TO_LOCUST = (StopUser, StopTest, RescheduleTask, RescheduleTaskImmediately, InterruptTaskSet)
+"""What a listener may raise to tell Locust something; anything else is an error of ours."""
 
 
 class StreamError(Exception):
@@ -49,6 +53,11 @@ class StreamUser(FastHttpUser):
         """
         return self._send(body, scenario, uuid.uuid4().hex, None)
 
+    def _note_plugin_error(self) -> None:
+        recorder = self._generator.recorder
+        if recorder is not None:
+            recorder.note_plugin_error()
+
     @property
     def _generator(self) -> Generator:
         return generator_of(self.environment)
@@ -65,6 +74,11 @@ class StreamUser(FastHttpUser):
             self._generator.stream(timeline, body, self._fire_ttft)
         except GateClosedError:
             raise StopUser from None
+        except _TOLD_TO_LOCUST:
+            raise
+        except Exception:
+            self._note_plugin_error()
+            raise
         if timeline.outcome is Outcome.CANCELLED:
             raise StopUser
         self._fire_itl(timeline)

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import time
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -233,7 +234,12 @@ class Browser:
             return dict(json.load(response))
 
     def post(self, path: str) -> None:
-        urllib.request.urlopen(f"{self.url}/{path}", b"", timeout=90).close()
+        try:
+            urllib.request.urlopen(f"{self.url}/{path}", b"", timeout=90).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 405:
+                raise
+            urllib.request.urlopen(f"{self.url}/{path}", timeout=90).close()  # as Locust had it before 2.45
 
     def stats(self) -> dict[str, Any]:
         return dict(json.loads(get(f"{self.url}/stats/requests")))

@@ -4,14 +4,13 @@ Client and server are greenlets of one thread. Shapes are literals copied from c
 here asserts speed, only that nothing comes early or in another order.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import http.client
 import json
 import time
+from collections.abc import Callable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import gevent
@@ -22,9 +21,6 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from vllm_locust.simulator import Profile, Simulator
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 HELLO = {"messages": [{"role": "user", "content": "hello"}]}  # 2 tokens and 4 of the template
@@ -52,7 +48,7 @@ class Reply(NamedTuple):
     headers: http.client.HTTPMessage
     body: bytes
 
-    def json(self) -> Any:  # noqa: ANN401
+    def json(self) -> Any:
         return json.loads(self.body)
 
     def data(self) -> list[str]:
@@ -191,9 +187,7 @@ def test_continuous_usage_counts_each_choice_and_the_end_counts_all(run: Callabl
 
 
 @pytest.mark.parametrize("options", [{}, {"stream_options": {"continuous_usage_stats": True}}])
-def test_usage_comes_only_when_it_is_asked_for(
-    run: Callable[..., Simulator], options: dict[str, object]
-) -> None:
+def test_usage_comes_only_when_it_is_asked_for(run: Callable[..., Simulator], options: dict[str, object]) -> None:
     *tokens, last = post(run(), TEXT, prompt="hello", stream=True, max_tokens=3, **options).events()
     assert [list(event) for event in tokens] == [EVENT_KEYS] * 2
     assert list(last) == [*EVENT_KEYS, "system_fingerprint"]

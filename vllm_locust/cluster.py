@@ -54,7 +54,7 @@ class Worker:
         runner.register_message(FINISH, self._on_finish, concurrent=True)
         environment.events.test_start.add_listener(self._on_test_start)
 
-    def _on_start(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+    def _on_start(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         start = msgspec.msgpack.decode(msg.data, type=Start)
         if start.version != __version__:
             logger.error("the master runs vllm-locust %s, this worker %s; install the same", start.version, __version__)
@@ -74,18 +74,18 @@ class Worker:
         for user_class in stream_classes(self._environment.user_classes):
             restore_tasks(user_class)
 
-    def _on_reset(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+    def _on_reset(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         start = self._generator.run.start
         if start is not None and start.run == msg.data["run"]:
             self._generator.new_epoch(start, msg.data["epoch"])
 
-    def _on_ack(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+    def _on_ack(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         recorder = self._generator.recorder
         if recorder is not None and (recorder.run, recorder.epoch) == (msg.data["run"], msg.data["epoch"]):
             recorder.acknowledge(msg.data["seq"])
             self._unacknowledged = max(0, recorder.seq - msg.data["seq"])
 
-    def _on_finish(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+    def _on_finish(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         self.finish(msgspec.msgpack.decode(msg.data, type=Finish))
 
     def _tick_for_ever(self) -> None:
@@ -219,7 +219,7 @@ class Master:
 
     # During
 
-    def _on_report(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+    def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         try:
             report = decode_report(msg.data["report"])
         except (ValueError, TypeError, KeyError) as error:
@@ -232,7 +232,7 @@ class Master:
         ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
         self._runner.send_message(ACK, ack, msg.node_id)
 
-    def _on_refused(self, msg: Any, **_: Any) -> None:  # noqa: ANN401 - a locust Message
+    def _on_refused(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         name, version = msg.data["worker"], msg.data["version"]
         logger.error("%s runs vllm-locust %s, this master %s; it takes no part", name, version, __version__)
         if msg.node_id in self.members:

@@ -59,24 +59,33 @@ _HEADS = (
 
 
 def _heading(meta: Meta, summary: Summary) -> list[str]:
-    scenarios = [f"{name} ({user}, {meta.endpoints.get(user, '?')})" for user, name in meta.scenarios.items()]
     details = [f"seed {meta.seed}", f"cache {meta.cache}" if meta.cache else ""]
     started = f", started {meta.started}" if meta.started else ""
     return [
         *labelled("Run", [f"{meta.name} {meta.run}{started}"]),
         *labelled("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
-        *labelled("Scenario", [", ".join([*scenarios, *filter(None, details)])]),
+        *labelled("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
         *labelled("Load", [", ".join(_load(meta.load)) or _ABSENT]),
         *labelled("Duration", [format_duration(summary["duration_s"])]),
     ]
 
 
 def _load(load: dict[str, Any]) -> Iterator[str]:
-    words = {"users": ("", " users"), "spawn_rate": ("", " spawned per s"), "run_time_s": ("for ", " s")}
-    for key, value in load.items():
-        before, after = words.get(key, ("", f" {key}"))
-        if value is not None:
-            yield f"{before}{value}{after}"
+    if (users := load.get("users")) is not None:
+        yield f"{users} user{'' if users == 1 else 's'}"
+    if (rate := load.get("spawn_rate")) is not None:
+        yield f"{rate} spawned per s"
+    if (run_time_s := load.get("run_time_s")) is not None:
+        yield f"for {run_time_s} s"
+    if (workers := load.get("workers")) is not None:
+        yield f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def _sent(meta: Meta) -> Iterator[str]:
+    """Say what is sent, by which user classes, to which endpoints."""
+    for scenario in dict.fromkeys(meta.scenarios.values()):
+        users = [f"{user}: {meta.endpoints.get(user, '?')}" for user, name in meta.scenarios.items() if name == scenario]
+        yield f"{scenario or 'bodies of its own'} ({', '.join(users)})"
 
 
 def _scopes(summary: Summary) -> list[tuple[str, Summary]]:

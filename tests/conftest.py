@@ -1,0 +1,19 @@
+"""What all tests share: the switch for golden files, and how hypothesis runs."""
+
+import pytest
+from hypothesis import settings
+
+# A slow or busy machine must not fail a property; how long all of it may take is the business of `make test`.
+settings.register_profile("vllm-locust", deadline=None)
+settings.load_profile("vllm-locust")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch that takes over what reports look like now."""
+    parser.addoption("--update-golden", action="store_true", help="write the golden files anew from what is shown now")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden files are written anew instead of compared."""
+    return bool(request.config.getoption("--update-golden"))

@@ -1,0 +1,336 @@
+"""What the documents say is so: commands are parsed, examples run, tables compared with the code."""
+
+import csv
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
+
+from vllm_locust import cli, histogram, scenario, verdict
+from vllm_locust.client import Limits
+from vllm_locust.errors import ExitCode
+from vllm_locust.exporter import Exporter, Snapshot
+from vllm_locust.quantity import NS_PER_S
+from vllm_locust.recording import Cell, Gauges, Key, Recording, Report, WindowState, to_wire
+from vllm_locust.timeline import METRICS, Outcome, Unit
+
+README = (ROOT / "README.md").read_text()
+DEFINITIONS = (ROOT / "docs" / "metrics.md").read_text()
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
+MAKEFILE = (ROOT / "Makefile").read_text()
+FLOW = " ".join(README.split())
+FAST = ("--ttft", "20ms", "--itl", "2ms")
+OPTIONAL_LABELS = {"Tokens", "Remarks", "Metrics"}  # lines of a report that appear where there is something to say
+LOCUSTS_PARSER = """
+import json, sys, vllm_locust.plugin
+from locust.argument_parser import get_parser
+parser = get_parser(default_config_files=[])
+group = next(g for g in parser._action_groups if g.title.startswith("vllm-locust"))
+rejected = []
+for command in json.load(sys.stdin):
+    try:
+        parser.parse_args(command)
+    except SystemExit:
+        rejected.append(command)
+json.dump({
+    "ours": {a.option_strings[0]: [a.default, a.include_in_web_ui] for a in group._group_actions},
+    "flags": [flag for a in parser._actions for flag in a.option_strings],
+    "defaults": {a.dest: a.default for a in parser._actions if isinstance(a.default, str | int)},
+    "rejected": rejected,
+}, sys.stdout)
+"""
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def section(title: str, text: str = README) -> str:
+    found = re.search(rf"^## {re.escape(title)}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert found, title
+    return found[1]
+
+
+def table(text: str) -> list[list[str]]:
+    """Return the cells of each row of the first table, without its head."""
+    lines = text[text.index("\n|") + 1 :].split("\n\n", maxsplit=1)[0].splitlines()
+    return [[cell.strip() for cell in line.strip().strip("|").split(" | ")] for line in lines[2:]]
+
+
+def names(text: str) -> list[str]:
+    return [row[0].strip("` |") for row in table(text)]
+
+
+def commands(text: str = README + CONTRIBUTING) -> list[list[str]]:
+    """Return the words of each command, without variables that are set for it."""
+    found = []
+    for line in "".join(blocks("sh", text)).splitlines():
+        words = shlex.split(line, comments=True)
+        while words and re.fullmatch(r"[A-Z_]+=.*", words[0]):
+            words.pop(0)
+        found += [words] if words else []
+    return found
+
+
+def of(program: str) -> list[list[str]]:
+    return [words[1:] for words in commands() if words[0] == program]
+
+
+@pytest.fixture(scope="module")
+def parser() -> dict[str, Any]:
+    """What Locust's parser, with our options in it, has and makes of the commands."""
+    env = {name: value for name, value in os.environ.items() if not re.match("(VLLM_)?LOCUST_", name)}
+    command = [sys.executable, "-c", LOCUSTS_PARSER]
+    result = subprocess.run(
+        command, check=False, input=json.dumps(of("locust")), capture_output=True, text=True, env=env
+    )
+    assert result.returncode == 0, result.stderr
+    return dict(json.loads(result.stdout))
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with simulator(tmp_path_factory.mktemp("simulator"), *FAST) as url:
+        yield url
+
+
+# Commands and options
+
+
+def test_only_programs_that_are_known_here_are_named() -> None:
+    assert {words[0] for words in commands()} == {"make", "locust", "vllm-locust", "docker"}
+
+
+def test_locust_accepts_every_locust_command(parser: dict[str, Any]) -> None:
+    assert len(of("locust")) >= 6
+    assert parser["rejected"] == []
+    files = {words[words.index("-f") + 1] for words in of("locust")}
+    assert files - {"locustfile.py", "-", "$(vllm-locust path mixed.py)"} == {"locustfiles/mixed.py"}
+    assert (ROOT / "locustfiles" / "mixed.py").is_file()
+
+
+def test_every_verb_accepts_its_commands() -> None:
+    assert {words[0] for words in of("vllm-locust")} == {"check", "report"}
+    for words in of("vllm-locust"):
+        assert cli._parser().parse_args(words).act
+
+
+def test_every_make_target_exists_and_ci_finds_its_own() -> None:
+    targets = set(re.findall(r"^([a-z-]+):", MAKEFILE, re.MULTILINE))
+    assert {words[0] for words in of("make")} <= targets
+    assert set(re.findall(r"`make ([a-z-]+)", README + CONTRIBUTING)) <= targets
+    for target in ("lint", "test", "test-long", "bench"):
+        assert f"`make {target}`" in README
+
+
+def test_every_flag_that_is_named_exists(parser: dict[str, Any]) -> None:
+    theirs = section("Coming from `vllm bench serve`")
+    ours = README.replace(theirs, "\n".join(row[-1] for row in table(theirs)))
+    verbs = re.findall(r"--[a-z-]+", (ROOT / "vllm_locust" / "cli.py").read_text())
+    known = {*parser["flags"], *verbs, "--build", "--scale"}
+    assert {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours) if flag not in known} == set()
+
+
+def test_the_table_of_options_is_that_of_the_command_line(parser: dict[str, Any]) -> None:
+    rows = {row[0].strip("`"): row[1] for row in table(section("Options"))}
+    assert list(rows) == list(parser["ours"])
+    for flag, (default, _) in parser["ours"].items():
+        assert rows[flag].strip("`") == default if isinstance(default, str) else not rows[flag].startswith("`")
+
+
+def test_the_web_form_has_the_fields_that_are_named(parser: dict[str, Any]) -> None:
+    shown = [flag.removeprefix("--") for flag, (_, in_form) in parser["ours"].items() if in_form]
+    listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
+    assert f"The web form shows {listed}." in FLOW
+    assert f"The form has fields for {listed}." in FLOW
+
+
+def test_defaults_and_ports_that_the_text_names_are_those_of_locust_and_ours(parser: dict[str, Any]) -> None:
+    assert parser["defaults"]["stop_timeout"] == 60
+    assert "`--stop-timeout` to end: 60 s here" in FLOW
+    assert (parser["defaults"]["web_port"], parser["defaults"]["master_bind_port"]) == (8089, 5557)
+
+
+def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
+    limits = Limits()
+    waits = f"{limits.connect_s:g} s to connect, {limits.first_token_s:g} s for the first token, {limits.idle_s:g} s"
+    assert waits in FLOW
+    assert f"at most {100 * histogram.RELATIVE_ERROR:g} % off" in FLOW
+    assert f"more than {100 * verdict.UNCERTAIN_SHARE:g} % of the median gap" in FLOW
+    assert f"more than {100 * verdict.CPU_SHARE:g} % of a core" in FLOW
+    assert f"more than {100 * verdict.FAILED_SHARE:g} % of the requests failed" in FLOW
+
+
+def test_the_exit_codes_are_those_of_the_code() -> None:
+    assert names(section("Against your own server")) == [str(int(code)) for code in ExitCode]
+
+
+def test_check_runs_as_readme_says(server: str, tmp_path: Path) -> None:
+    (words,) = (words for words in of("vllm-locust") if words[0] == "check")
+    command = [sys.executable, "-m", "vllm_locust", *(word.replace("http://my-server:8000", server) for word in words)]
+    with process(command, tmp_path / "check.log") as check:
+        assert check.wait() == 0, check.output
+
+
+# Examples
+
+
+def test_every_example_runs_as_a_locustfile(server: str, tmp_path: Path) -> None:
+    custom = (ROOT / "locustfiles" / "custom.py").read_text()
+    with ExitStack() as started:
+        runs: list[tuple[Path, Process]] = []
+        for number, text in enumerate([*blocks("python"), custom]):
+            folder = tmp_path / str(number)
+            folder.mkdir()
+            (folder / "locustfile.py").write_text(text)
+            arguments = headless(folder, server, "-u", "4", "-r", "4", "-t", "2s")
+            command = locust(*arguments, locustfile=folder / "locustfile.py")
+            runs.append((folder, started.enter_context(process(command, folder / "locust.log", cwd=folder))))
+        for folder, run in runs:
+            assert run.wait() == 0, run.output
+            assert_clean(run)
+            assert saved(folder)["summary"]["total"]["outcomes"]["ok"], run.output
+        first, *_, events, _ = (run.output for _, run in runs)
+        assert shape(first) == shape(blocks("text")[0])
+        assert re.search(r"^short 0\.\d{3} s$", events, re.MULTILINE), events
+        assert re.search(r"^short 63 gaps$", events, re.MULTILINE), events
+        assert list(saved(runs[-1][0])["summary"]["scenarios"]) == ["mine"]
+
+
+def shape(output: str) -> tuple[list[str], list[str]]:
+    """Return the labels of a report that are always there, and the heads of its columns."""
+    report = output[re.search(r"^Run  ", output, re.MULTILINE).start() :]  # type: ignore[union-attr]
+    labels = [
+        label for label in re.findall(r"^([A-Z][a-z]+) {2,}", report, re.MULTILINE) if label not in OPTIONAL_LABELS
+    ]
+    (heads,) = re.findall(r"^scenario +requests .*$", report, re.MULTILINE)
+    return labels, heads.split()
+
+
+def test_the_first_example_is_three_lines_on_the_first_screen() -> None:
+    assert len([line for line in blocks("python")[0].splitlines() if line]) == 3
+    assert README[: README.index("Why not a plain Locust script")].count("\n") < 60
+
+
+def test_the_report_shown_has_three_scenarios_a_failure_and_fidelity() -> None:
+    (report,) = blocks("text")
+    for line in (r"short +\d", r"long +\d", r"longform +\d", r"all +\d", r" +\d+ stream_error ", r"Fidelity +measured"):
+        assert re.search(rf"^{line}", report, re.MULTILINE), line
+
+
+def test_the_scenario_shown_loads(tmp_path: Path) -> None:
+    (text,) = blocks("toml")
+    (tmp_path / "mine.toml").write_text(text)
+    (tmp_path / "chat.jsonl").write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
+    (tmp_path / "documents.jsonl").write_text('{"prompt": "c", "output_tokens": 7}\n')
+    loaded = scenario.load("mine.toml", relative_to=tmp_path)
+    assert [(part.name, part.weight, len(part.prompts)) for part in loaded.parts] == [("chat", 3, 2), ("summary", 1, 1)]
+
+
+def test_the_packaged_scenarios_are_those_that_readme_describes() -> None:
+    assert set(scenario.packaged()) == {"short", "long", "longform", "mixed"}
+    assert "Four scenarios are packaged" in FLOW
+    text = " ".join(section("Writing a scenario").split())
+    for name in ("short", "long", "longform"):
+        (part,) = scenario.load(name).parts
+        assert re.search(rf"`{name}` \([^)]*, {part.output_tokens} tokens\)", text)
+    weights = " : ".join(str(part.weight) for part in scenario.load("mixed").parts)
+    assert f"as {weights}" in text
+
+
+def test_of_100_streams_of_which_75_break_plain_locust_reports_none(tmp_path: Path) -> None:
+    script = ROOT / "tests" / "plain_locustfile.py"
+    ours = script.read_text().replace("import HttpUser, task", "import task\nfrom vllm_locust import ChatUser")
+    ours = ours.replace("HttpUser", "ChatUser")
+    ours = re.sub(r"with self.*success\(\)", 'self.stream(BODY, scenario="mine")', ours, flags=re.DOTALL)
+    (tmp_path / "ours.py").write_text(ours)
+    faults = (*FAST, "--stream-errors", "0.5", "--early-ends", "0.25")
+    load = ["-u", "10", "-r", "10", "-t", "3s"]
+    with ExitStack() as started:
+        hosts = [started.enter_context(simulator(tmp_path, *faults)) for _ in range(2)]
+        plain = [*locust(locustfile=script), "--headless", "--csv", "plain", "--host", hosts[0], *load]
+        mine = locust(*headless(tmp_path, hosts[1], *load), locustfile=tmp_path / "ours.py")
+        theirs = started.enter_context(process(plain, tmp_path / "plain.log", cwd=tmp_path))
+        own = started.enter_context(process(mine, tmp_path / "ours.log", cwd=tmp_path))
+        assert (theirs.wait(), own.wait()) == (0, int(ExitCode.MISSED)), theirs.output + own.output
+    *_, row = csv.DictReader((tmp_path / "plain_stats.csv").read_text().splitlines())
+    assert (row["Name"], row["Request Count"], row["Failure Count"]) == ("Aggregated", "100", "0")
+    outcomes = {name: number for name, number in saved(tmp_path)["summary"]["total"]["outcomes"].items() if number}
+    assert outcomes == {"ok": 25, "stream_error": 50, "truncated": 25}
+    claim = (
+        "of 100 streams of which 75 break, a script that reads them with `iter_lines` reports "
+        "100 requests and 0 failures. This plugin reports 25 `ok`, 50 `stream_error`, 25 `truncated`."
+    )
+    assert claim in FLOW
+
+
+# Definitions
+
+
+def test_the_definitions_name_every_metric_and_every_outcome() -> None:
+    assert names(section("Metrics", DEFINITIONS)) == list(METRICS)
+    assert names(section("Outcomes", DEFINITIONS)) == [str(outcome) for outcome in Outcome]
+    failures = {outcome for outcome in Outcome if outcome.failed}
+    assert failures == set(Outcome) - {Outcome.OK, Outcome.CANCELLED}
+    assert "All but `ok` and `cancelled` are failures." in " ".join(DEFINITIONS.split())
+
+
+def test_readme_defines_as_the_definitions_do() -> None:
+    rows = table(section("The definitions"))
+    assert rows == table(section("Metrics", DEFINITIONS))[: len(rows)]
+    assert [row[0] for row in rows] == ["`ttft`", "`itl`", "`itl_max`", "`tpot`", "`e2el`"]
+
+
+def test_the_families_listed_are_those_that_can_be_exported() -> None:
+    cell = Cell()
+    for name in METRICS:
+        cell.histogram(name).add(1)
+    for name in ("sent", "outcome|ok|200", "tokens_received", "tokens_failed", "token_events"):
+        cell.count(name)
+    recording = Recording("run", 0, NS_PER_S)
+    window = WindowState(index=0, seq=1, sealed=True, gauges=Gauges(), cells=to_wire({Key("short", "chat"): cell}))
+    recording.merge(Report(run="run", epoch=0, worker="w", seq=1, now_ns=0, windows=[window], failures=[]))
+    snapshot = Snapshot(recording=recording, running=True, users=1, workers=1, live_workers=("w",))
+    exported = {}
+    for family in Exporter(lambda: snapshot).collect():
+        labels = {label for sample in family.samples for label in sample.labels} - {"le"}
+        exported[family.name + "_total" * (family.type == "counter")] = (family.type, labels)
+    listed = {row[0].strip("`"): (row[1], set(row[2].split(", ")) - {"", "|"}) for row in rows_of_families()}
+    assert listed == exported
+
+
+def rows_of_families() -> list[list[str]]:
+    return [[*row, ""][:3] for row in table(section("In Prometheus", DEFINITIONS))]
+
+
+def test_every_series_that_readme_queries_is_exported() -> None:
+    assert set(re.findall(r"vllm_locust_\w+", "".join(blocks("promql")))) <= {
+        row[0].strip("`") for row in rows_of_families()
+    }
+
+
+def test_units_follow_the_text() -> None:
+    tokens = [metric.name for metric in METRICS.values() if metric.unit is Unit.TOKENS]
+    assert list(METRICS)[-3:] == tokens
+    assert "The last three are numbers of tokens, all others are times." in " ".join(DEFINITIONS.split())
+
+
+# The rest
+
+
+def test_links_lead_somewhere() -> None:
+    for text, folder in ((README, ROOT), (CONTRIBUTING, ROOT), (DEFINITIONS, ROOT / "docs")):
+        for target in re.findall(r"\]\(([^)]+)\)", text):
+            path, _, anchor = target.partition("#")
+            linked = (folder / path).read_text()
+            heads = [head.lower().replace(" ", "-") for head in re.findall(r"^#+ (.*)$", linked, re.MULTILINE)]
+            assert not anchor or anchor in heads, target

@@ -73,9 +73,7 @@ class Master:
     def stop(self) -> None:
         self.running, self.users = False, 0
 
-    def report(
-        self, cells: Cells, *, worker: str = "w", index: int = 0, seq: int = 1, sealed: bool = False
-    ) -> None:
+    def report(self, cells: Cells, *, worker: str = "w", index: int = 0, seq: int = 1, sealed: bool = False) -> None:
         assert self.recording is not None
         gauges = Gauges(late=1, plugin_errors=2)
         window = WindowState(index=index, seq=seq, sealed=sealed, gauges=gauges, cells=to_wire(cells))
@@ -120,8 +118,8 @@ def fetch(url: str, accept: str = "text/plain") -> str:
     """Read a page in a thread of its own, so that a server in this thread's hub can answer."""
 
     def read() -> str:
-        request = urllib.request.Request(url, headers={"Accept": accept})  # noqa: S310 - of this machine
-        with urllib.request.urlopen(request, timeout=5) as answer:  # noqa: S310
+        request = urllib.request.Request(url, headers={"Accept": accept})
+        with urllib.request.urlopen(request, timeout=5) as answer:
             return str(answer.read().decode())
 
     return str(gevent.get_hub().threadpool.apply(read))
@@ -161,7 +159,7 @@ def is_total(name: str) -> bool:
 
 def promtool(page: str) -> None:
     done = subprocess.run(
-        ["promtool", "check", "metrics"],  # noqa: S607
+        ["promtool", "check", "metrics"],
         input=page,
         capture_output=True,
         text=True,
@@ -197,9 +195,7 @@ def test_case_64_before_the_first_sample_nothing_but_the_state_is_there(master: 
     assert one(series, "streams_in_flight", **CHAT) == 1
 
 
-def test_case_64_window_percentiles_are_there_only_for_a_closed_window_with_samples(
-    master: Master, url: str
-) -> None:
+def test_case_64_window_percentiles_are_there_only_for_a_closed_window_with_samples(master: Master, url: str) -> None:
     master.start("a")
     master.report({SHORT: ok_requests(3)})
     open_window = scrape(url)
@@ -498,7 +494,7 @@ def test_case_63_a_taken_port_is_refused_by_name(master: Master) -> None:
         server.close()
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])  # noqa: S104
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
 def test_case_63_a_port_that_another_program_has_is_refused(master: Master, host: str) -> None:
     with socket.create_server((host, 0)) as other:
         port = other.getsockname()[1]
@@ -565,9 +561,7 @@ server.close()
 
 
 def test_it_serves_in_a_process_that_gevent_has_patched() -> None:
-    done = subprocess.run(  # noqa: S603
-        [sys.executable, "-c", PATCHED], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", PATCHED], capture_output=True, text=True, timeout=30, check=False)
     assert (done.returncode, done.stderr) == (0, "")
     assert "vllm_locust_users 3.0" in done.stdout
 

@@ -119,7 +119,16 @@ def test_something_is_never_shown_as_nothing_nor_nearly_all_as_all(whole: int, d
 
 
 @pytest.mark.parametrize(
-    ("part", "shown"), [(0, "0.0 %"), (1, "< 0.1 %"), (5000, "50.0 %"), (9999, "> 99.9 %"), (10000, "100.0 %")]
+    ("part", "shown"),
+    [
+        (0, "0.0 %"),
+        (1, "< 0.1 %"),
+        (5, "0.1 %"),
+        (5000, "50.0 %"),
+        (9994, "99.9 %"),
+        (9996, "> 99.9 %"),
+        (10000, "100.0 %"),
+    ],
 )
 def test_a_share_is_shown_in_percent(part: int, shown: str) -> None:
     assert format_share(part, 10_000) == shown

@@ -1,59 +1,81 @@
-"""Our rows in Locust's own statistics."""
+"""Our rows in Locust's own statistics, in a process of its own: importing Locust patches the whole process."""
+
+import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
-from locust.stats import RequestStats
 
-from vllm_locust.recording import Cell, Cells, Key
+_SCRIPT = """
+import json, sys
+from locust.stats import RequestStats
+from vllm_locust.recording import Cell, Key
 from vllm_locust.webui import update_rows
 
+given = json.load(sys.stdin)
+stats = RequestStats()
+for _ in range(given["requests"]):
+    stats.log_request("POST", "/v1/chat/completions [short]", 455, 0)
+cells = {}
+for scenario, endpoint, phase, metric, values_ms in given["samples"]:
+    cell = cells.setdefault(Key(scenario, endpoint, phase), Cell())
+    for value_ms in values_ms:
+        cell.histogram(metric).add(round(value_ms * 1e6))
 
-def cells(**metrics: list[float]) -> Cells:
-    """Return the cells of one scenario with samples in milliseconds."""
-    cell = Cell()
-    for metric, values in metrics.items():
-        for value_ms in values:
-            cell.histogram(metric).add(round(value_ms * 1e6))
-    return {Key("short", "chat"): cell}
+
+def shown(row):
+    return {
+        "samples": row.num_requests, "min": row.min_response_time, "max": row.max_response_time,
+        "median": row.median_response_time, "p95": row.get_response_time_percentile(0.95),
+        "p99": row.get_response_time_percentile(0.99), "total_rps": row.total_rps, "current_rps": row.current_rps,
+    }
 
 
-@pytest.mark.parametrize(
-    ("value_ms", "shown"), [(0.4, 0.4), (2.5, 2.5), (7.4, 7.4), (8.4, 8.4), (147, 147), (1450, 1450), (10_499, 10_499)]
-)
-def test_case_46_median_and_percentiles_show_what_was_measured(value_ms: float, shown: float) -> None:
+before = shown(stats.total)
+update_rows(stats, cells)
+rows = {f"{method} {name}": shown(row) for (name, method), row in stats.entries.items()}
+print(json.dumps({"rows": rows, "before": before, "after": shown(stats.total)}))
+"""
+
+Sample = tuple[str, str, str, str, list[float]]
+
+
+def shown(*samples: Sample, requests: int = 0) -> dict[str, Any]:
+    """Return Locust's rows after ours were written, and its total before and after."""
+    given = json.dumps({"samples": samples, "requests": requests})
+    done = subprocess.run([sys.executable, "-c", _SCRIPT], input=given, capture_output=True, text=True, check=True)
+    return dict(json.loads(done.stdout))
+
+
+def test_case_46_median_and_percentiles_show_what_was_measured() -> None:
     """Sources: locustio/locust#331, #1043, #3373."""
-    stats = RequestStats()
-    update_rows(stats, cells(ttft=[value_ms] * 1000))
-    row = stats.entries["short", "TTFT"]
-    assert row.median_response_time == pytest.approx(shown, rel=0.005)
-    assert row.get_response_time_percentile(0.99) == pytest.approx(shown, rel=0.005)
-    assert row.min_response_time <= row.median_response_time <= row.max_response_time
-    if shown < 100:
-        assert row.get_response_time_percentile(0.99) == shown
+    values_ms = [0.4, 2.5, 7.4, 8.4, 147, 1450, 10_499]
+    rows = shown(*((f"{value_ms}", "chat", "steady", "ttft", [value_ms] * 100) for value_ms in values_ms))["rows"]
+    for value_ms in values_ms:
+        row = rows[f"TTFT {value_ms}"]
+        assert row["min"] <= row["median"] <= row["p99"] <= row["max"]
+        assert row["median"] == row["p99"] == pytest.approx(value_ms, rel=0.005)
+        assert value_ms > 100 or row["median"] == value_ms
 
 
 def test_rows_have_samples_but_no_rate_and_do_not_count_in_aggregated() -> None:
     """Case 48; source: locustio/locust#2289."""
-    stats = RequestStats()
-    for _ in range(100):
-        stats.log_request("POST", "/v1/chat/completions [short]", 455, 0)
-    before = (stats.total.num_requests, stats.total.total_rps, stats.total.get_response_time_percentile(0.95))
-    update_rows(stats, cells(ttft=[300] * 100, itl=[50] * 300))
-    assert (stats.entries["short", "TTFT"].num_requests, stats.entries["short", "ITL"].num_requests) == (100, 300)
-    assert stats.entries["short", "ITL"].total_rps == stats.entries["short", "ITL"].current_rps == 0
-    after = (stats.total.num_requests, stats.total.total_rps, stats.total.get_response_time_percentile(0.95))
-    assert after == before
+    ttft: Sample = ("short", "chat", "steady", "ttft", [300] * 100)
+    found = shown(ttft, ("short", "chat", "steady", "itl", [50] * 300), requests=100)
+    rows = found["rows"]
+    assert (rows["TTFT short"]["samples"], rows["ITL short"]["samples"]) == (100, 300)
+    assert rows["ITL short"]["total_rps"] == rows["ITL short"]["current_rps"] == 0
+    assert found["after"]["samples"] == found["before"]["samples"] == 100
+    assert found["after"]["p95"] == found["before"]["p95"]
 
 
-def test_a_scenario_without_samples_has_no_row() -> None:
-    stats = RequestStats()
-    update_rows(stats, cells(ttft=[300]))
-    assert list(stats.entries) == [("short", "TTFT")]
-
-
-def test_scenarios_of_both_endpoints_share_a_row_and_another_phase_stays_out() -> None:
-    stats = RequestStats()
-    one, two, retried = (next(iter(cells(ttft=[ms]).values())) for ms in (100, 300, 900))
-    by_key = {Key("short", "chat"): one, Key("short", "completions"): two, Key("short", "chat", "retry"): retried}
-    update_rows(stats, by_key)
-    row = stats.entries["short", "TTFT"]
-    assert (row.num_requests, row.min_response_time, row.max_response_time) == (2, 100, 300)
+def test_endpoints_share_the_row_of_their_scenario_and_other_phases_and_metrics_stay_out() -> None:
+    rows = shown(
+        ("short", "chat", "steady", "ttft", [100]),
+        ("short", "completions", "steady", "ttft", [300]),
+        ("short", "chat", "retry", "ttft", [900]),
+        ("short", "chat", "steady", "e2el", [900]),
+    )["rows"]
+    assert list(rows) == ["TTFT short"]
+    assert (rows["TTFT short"]["samples"], rows["TTFT short"]["min"], rows["TTFT short"]["max"]) == (2, 100, 300)

@@ -4,7 +4,7 @@ The rules of what a token event is are those of `docs/metrics.md`; they follow v
 dialect send: SGLang, TGI, llama.cpp, LiteLLM, Azure. Decoding is typed and in one pass; unknown fields are passed over.
 """
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -50,7 +50,7 @@ class _Chunk(msgspec.Struct):
     message: Any = None
 
 
-class Part(NamedTuple):
+class Part(msgspec.Struct, frozen=True, gc=False):
     """What an event says of one choice."""
 
     choice: int
@@ -63,7 +63,7 @@ class Part(NamedTuple):
     """How many token ids it carries."""
 
 
-class Delta(NamedTuple):
+class Delta(msgspec.Struct, frozen=True):
     """What one event says."""
 
     parts: list[Part]
@@ -90,8 +90,9 @@ def decode(data: str, event: str = "message") -> Delta:
     if chunk.error or event == "error" or chunk.object == "error":
         return Delta([], chunk.usage, error_message(data))
     parts = [_part(choice) for choice in chunk.choices] if chunk.choices else []
-    if any(part.finish_reason == "error" for part in parts):
-        return Delta(parts, chunk.usage, "finish_reason is error")
+    for part in parts:
+        if part.finish_reason == "error":
+            return Delta(parts, chunk.usage, "finish_reason is error")
     return Delta(parts, chunk.usage, None)
 
 
@@ -124,7 +125,7 @@ def error_message(body: str | bytes) -> str:
     text = body.decode("utf-8", "replace") if isinstance(body, bytes) else body
     try:
         value = msgspec.json.decode(text)
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, RecursionError):
         return text
     while isinstance(value, dict):
         inner = next((value[key] for key in ("error", "message", "detail", "msg", "text") if value.get(key)), None)

@@ -7,16 +7,17 @@ Nothing else is retried, redirects are not followed.
 """
 
 import time
-from collections.abc import Callable, Iterator
+import zlib
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import gevent
 
 from vllm_locust import api
+from vllm_locust.body import COMPRESSED, Body, error_body
 from vllm_locust.sse import EventStream, NotEventStreamError
 from vllm_locust.timeline import Outcome, Timeline, outcome_of_status
 from vllm_locust.transport import (
-    STAMP_RESOLUTION_NS,
     Connection,
     ConnectionLostError,
     CutError,
@@ -29,9 +30,15 @@ from vllm_locust.transport import (
 )
 
 _AFTER_DONE_NS = 1_000_000_000
-"""How long the end of the body is waited for after `[DONE]`: some servers never send it."""
-_ERROR_BODY_BYTES = 65_536
-_SERVER_ERRORS = (api.MalformedError, HTTPParseError, NotEventStreamError, SilenceError, UnicodeDecodeError)
+"""How long the end of the body is waited for after `[DONE]`, and in an error: some servers never send it."""
+_SERVER_ERRORS = (
+    api.MalformedError,
+    HTTPParseError,
+    NotEventStreamError,
+    SilenceError,
+    UnicodeDecodeError,
+    zlib.error,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,44 +51,6 @@ class Limits:
     """A queued request may wait long; a short limit would cut the tail off."""
     idle_s: float = 120.0
     """A stream that has begun must not go silent for ever, as vLLM's do when it gets SIGTERM."""
-
-
-class _Body:
-    """The pieces of a response's body; knows which read the piece in hand came with."""
-
-    def __init__(self, connection: Connection, response: Response, timeline: Timeline, read: Read) -> None:
-        self._connection = connection
-        self._response = response
-        self._timeline = timeline
-        self.read = read
-        self._events_before = 0
-        self.ended = False
-
-    def __iter__(self) -> Iterator[bytes]:
-        pieces = self._response.pieces
-        while True:
-            while pieces:
-                yield pieces.pop(0)
-            self._close_read()
-            if self._response.message_complete:
-                self.ended = True
-                return
-            read = self._connection.read()
-            if read is not None:
-                self.read = read
-                self._timeline.response_bytes += len(read.data)
-            feed(self._response, read)
-
-    def _close_read(self) -> None:
-        """Note what the read in hand brought, once all of it is parsed."""
-        timeline, read = self._timeline, self.read
-        events = timeline.events - self._events_before
-        if events:
-            self._events_before = timeline.events
-            timeline.token_reads += 1
-            shared = events > 1 or not read.stamped
-            uncertainty_ns = max(read.away_ns, STAMP_RESOLUTION_NS) if shared else STAMP_RESOLUTION_NS
-            timeline.reads.append((read.at_ns, events, read.lag_ns, uncertainty_ns, read.stamped))
 
 
 class Client:
@@ -111,23 +80,31 @@ class Client:
     ) -> None:
         """Send a request and follow its answer; returns when the timeline has its outcome.
 
-        A kill of the greenlet (`gevent.GreenletExit`) ends it as cancelled and goes on.
+        Whatever is raised through it, such as the kill of its greenlet, ends it as cancelled and goes on.
         """
         self.in_flight[timeline] = gevent.getcurrent()
         try:
             self._stream(timeline, body, on_first_token)
         except CutError:
             timeline.end(Outcome.CANCELLED, time.monotonic_ns())
-        except gevent.GreenletExit:
-            timeline.end(Outcome.CANCELLED, time.monotonic_ns())
-            raise
         finally:
+            if timeline.outcome is None:  # the greenlet was killed, or a listener ended its user, or this is a bug
+                timeline.end(Outcome.CANCELLED, time.monotonic_ns())
             del self.in_flight[timeline]
 
     def cut_all(self) -> None:
-        """End everything in flight as cancelled."""
-        for greenlet in list(self.in_flight.values()):
-            gevent.kill(greenlet, CutError())
+        """End everything in flight as cancelled, once what has arrived is parsed."""
+        loop = gevent.get_hub().loop
+        for connection in self.reading.values():
+            connection.hurry()
+        for timeline in self.in_flight:
+            loop.run_callback(self._cut, timeline)
+
+    def _cut(self, timeline: Timeline) -> None:
+        """Cut a request unless it has ended since: its greenlet would be hit in whatever it does now."""
+        greenlet = self.in_flight.get(timeline)
+        if greenlet is not None:
+            greenlet.throw(CutError())
 
     @property
     def oldest_unparsed_ns(self) -> int | None:
@@ -136,10 +113,11 @@ class Client:
 
     def _stream(self, timeline: Timeline, body: bytes, on_first_token: Callable[[Timeline], None] | None) -> None:
         payload = self._request(timeline, body)
+        stale = self.pool.stale
         connection = self.pool.take()
-        if connection is not None:
-            if self._attempt(timeline, connection, payload, on_first_token, reused=True):
-                return
+        if connection is not None and self._attempt(timeline, connection, payload, on_first_token, reused=True):
+            return
+        if connection is not None or self.pool.stale > stale:
             timeline.reconnects += 1
         connection = self._connect(timeline)
         if connection is not None:
@@ -211,11 +189,12 @@ class Client:
             feed(response, read)
         assert read is not None  # noqa: S101 - a head does not complete without bytes
         timeline.status = response.status_code
-        body = _Body(connection, response, timeline, read)
+        body = Body(connection, response, timeline, read)
         if response.status_code != 200:  # noqa: PLR2004
-            message = api.error_message(b"".join(_first_bytes(body)))
+            connection.wait_until(time.monotonic_ns() + _AFTER_DONE_NS)
+            message = api.error_message(error_body(body))
             timeline.end(outcome_of_status(response.status_code), body.read.at_ns, message)
-        elif response.header("content-encoding") not in ("", "identity"):
+        elif response.header("content-encoding").lower() not in ("", "identity", *COMPRESSED):
             encoding = response.header("content-encoding")
             raise api.MalformedError(f"Content-Encoding: {encoding}, though only identity was accepted")
         else:
@@ -225,45 +204,44 @@ class Client:
         self,
         timeline: Timeline,
         connection: Connection,
-        body: _Body,
+        body: Body,
         on_first_token: Callable[[Timeline], None] | None,
     ) -> None:
         """Read the events of a 200, and decide how it ended."""
-        stream = EventStream(body)
-        done, error, waiting = False, None, True
+        stream = EventStream(body.plain())
+        done, error = False, None
         try:
             for event, data in stream:
                 if data == "[DONE]":
-                    if not done:
-                        done = True
-                        connection.wait_until(time.monotonic_ns() + _AFTER_DONE_NS)
-                    continue
-                if data.startswith(":") or not data.strip():
+                    done = done or _drain(connection)
+                elif data.startswith(":") or not data.strip():
                     timeline.heartbeats += 1
-                    continue
-                try:
-                    delta = api.decode(data, event)
-                except api.MalformedError:
-                    if body.ended:  # cut in the middle of an event: case 10
-                        break
-                    raise
-                error = error or delta.error
-                _note(timeline, delta, body.read.at_ns)
-                if waiting and timeline.first_ns is not None:
-                    waiting = False
-                    connection.wait_until(None, round(self.limits.idle_s * 1e9))
-                    if on_first_token is not None:
-                        on_first_token(timeline)
-        except SilenceError:
-            if not done:
+                elif (delta := _decoded(data, event, body)) is not None:
+                    error = error or delta.error
+                    waiting = timeline.first_ns is None
+                    _note(timeline, delta, body.read.at_ns)
+                    if waiting and timeline.first_ns is not None:
+                        self._begun(timeline, connection, on_first_token)
+        except (SilenceError, ConnectionLostError):
+            if not done and error is None:
                 raise
         finally:
+            body.close_read()
             timeline.comments += stream.comments
         timeline.end(_outcome(timeline, error, done=done), body.read.at_ns, error or "")
 
+    def _begun(
+        self, timeline: Timeline, connection: Connection, on_first_token: Callable[[Timeline], None] | None
+    ) -> None:
+        """Wait differently from the first token on, and tell who listens."""
+        connection.wait_until(None, round(self.limits.idle_s * 1e9))
+        connection.patient = True
+        if on_first_token is not None:
+            on_first_token(timeline)
+
     def _fail(self, timeline: Timeline, error: Exception) -> None:
         now_ns = time.monotonic_ns()
-        after = f"after {timeline.events} token events"
+        after = f"after {timeline.events} token event{'' if timeline.events == 1 else 's'}"
         match error:
             case NotEventStreamError():
                 timeline.end(Outcome.NOT_STREAMED, now_ns, str(error))
@@ -277,26 +255,28 @@ class Client:
                 timeline.end(Outcome.MALFORMED, now_ns, str(error))
 
 
-def _first_bytes(body: _Body) -> Iterator[bytes]:
-    """Yield the beginning of an error's body; the rest is read and dropped."""
-    left = _ERROR_BODY_BYTES
-    for piece in body:
-        yield piece[:left]
-        left = max(0, left - len(piece))
+def _drain(connection: Connection) -> bool:
+    """Give the end of the body, and late usage, a moment to come after `[DONE]`."""
+    connection.wait_until(time.monotonic_ns() + _AFTER_DONE_NS)
+    return True
+
+
+def _decoded(data: str, event: str, body: Body) -> api.Delta | None:
+    """Decode an event; None for one that the end of the body has cut in its middle (case 10)."""
+    try:
+        return api.decode(data, event)
+    except api.MalformedError:
+        if body.ended:
+            return None
+        raise
 
 
 def _note(timeline: Timeline, delta: api.Delta, at_ns: int) -> None:
     """Write what one event says into the timeline."""
-    usage = delta.usage
     for part in delta.parts:
         index = part.choice
-        tokens = 0
-        if part.token_ids:
-            known = timeline.choices.get(index)
-            tokens = part.token_ids + (known.tokens if known else 0)
-        elif usage is not None and usage.completion_tokens and len(delta.parts) == 1:
-            tokens = usage.completion_tokens
-        if part.token or _grew(timeline, index, tokens):
+        tokens = _tokens_so_far(timeline, delta, part)
+        if part.token or tokens > _known_tokens(timeline, index):
             timeline.token_event(index, at_ns, tokens)
             if part.reasoning:
                 timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns
@@ -304,18 +284,32 @@ def _note(timeline: Timeline, delta: api.Delta, at_ns: int) -> None:
                 timeline.content_ns = timeline.last_ns
         if part.finish_reason is not None:
             timeline.finish_reasons[index] = part.finish_reason
-    if usage is not None and not (delta.parts and len(timeline.choices) > 1):
-        if usage.completion_tokens is not None:
-            timeline.completion_tokens = usage.completion_tokens
-        if usage.prompt_tokens is not None:
-            timeline.input_tokens = usage.prompt_tokens
-        if usage.prompt_tokens_details is not None:
-            timeline.cached_tokens = usage.prompt_tokens_details.cached_tokens
+    # With several choices, usage on a chunk is that of its choice; the request's comes in a chunk of its own.
+    if delta.usage is not None and not (delta.parts and len(timeline.choices) > 1):
+        _note_usage(timeline, delta.usage)
 
 
-def _grew(timeline: Timeline, index: int, tokens: int) -> bool:
+def _tokens_so_far(timeline: Timeline, delta: api.Delta, part: api.Part) -> int:
+    """Return how many tokens of its choice there are by now, 0 where the event does not tell."""
+    if part.token_ids:
+        return part.token_ids + _known_tokens(timeline, part.choice)
+    if delta.usage is not None and len(delta.parts) == 1:
+        return delta.usage.completion_tokens or 0
+    return 0
+
+
+def _known_tokens(timeline: Timeline, index: int) -> int:
     known = timeline.choices.get(index)
-    return tokens > (known.tokens if known else 0)
+    return known.tokens if known else 0
+
+
+def _note_usage(timeline: Timeline, usage: api.Usage) -> None:
+    if usage.completion_tokens is not None:
+        timeline.completion_tokens = usage.completion_tokens
+    if usage.prompt_tokens is not None:
+        timeline.input_tokens = usage.prompt_tokens
+    if usage.prompt_tokens_details is not None:
+        timeline.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
 
 def _outcome(timeline: Timeline, error: str | None, *, done: bool) -> Outcome:

@@ -3,6 +3,7 @@
 Users ask it for their next request and hand it what they stream; the cluster begins it, ticks it and finishes it.
 """
 
+import gc
 import time
 from collections.abc import Callable
 from typing import Any
@@ -49,6 +50,10 @@ class Generator:
         self._client = Client(Pool(origin, keep_alive=settings.keep_alive), Limits(), headers, prefix)
         self.new_epoch(start, start.epoch, start.age_ns)
         self.run.begin(start, decode_scenarios(self._known[1]))
+        # A full collection looks at all that Locust ever made, and keeps the loop away for as long as two tokens take.
+        gc.unfreeze()
+        gc.collect()
+        gc.freeze()
 
     def new_epoch(self, start: Start, epoch: int, age_ns: int = 0) -> None:
         """Record into a new epoch; what is in flight goes on, and ends unseen."""
@@ -106,7 +111,8 @@ class Generator:
         chosen = scenario.pick(plan, settings.seed, user_class, index)
         prompt = scenario.nonce(run.start.run, user_class, index) if chosen.part.cold else ""
         body = request_body(chosen, endpoint, prompt, exact_length=settings.exact_length)
-        return chosen.part, body, f"{run.start.run}-{user_class}-{index}"
+        # A header is ASCII, a class may have any name.
+        return chosen.part, body, f"{run.start.run}-{ascii(user_class)[1:-1]}-{index}"
 
     def stream(
         self,

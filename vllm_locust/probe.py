@@ -15,6 +15,7 @@ from geventhttpclient.response import HTTPParseError
 from vllm_locust import api
 from vllm_locust.errors import InputError, TargetError
 from vllm_locust.quantity import format_list
+from vllm_locust.terminal import printable
 from vllm_locust.transport import Origin, origin_of
 
 _TIMEOUT_S = 10.0
@@ -49,13 +50,15 @@ def probe(access: Access, *, model: str | None, endpoints: tuple[str, ...]) -> T
 
     `endpoints` are those that the run would use; the result names which of them are there.
     """
+    if access.api_key and not (access.api_key.isascii() and access.api_key.isprintable()):
+        raise InputError("--api-key (or OPENAI_API_KEY) has characters that no header can carry")
     models = _models(access)
     served = {str(entry.get("id")): entry for entry in models}
-    chosen = _choose(access, served, model)
     there = tuple(endpoint for endpoint in endpoints if _has(access, endpoint))
     if not there:
         paths = format_list(api.PATHS[endpoint] for endpoint in endpoints)
         raise TargetError(f"{access.url} does not have {paths}; is this the address of an OpenAI-compatible server?")
+    chosen = _choose(access, served, model)
     max_model_len = served.get(chosen, {}).get("max_model_len")
     return Target(
         url=access.url,
@@ -77,8 +80,7 @@ def count_tokens(access: Access, model: str, body: dict[str, Any]) -> int | None
 
 def _models(access: Access) -> list[dict[str, Any]]:
     status, body = _request(access, "GET", "/v1/models")
-    if status in (401, 403):
-        raise TargetError(f"{access.url} refuses access (HTTP {status}); give its key by --api-key or OPENAI_API_KEY")
+    _check_access(access, status)
     if status in _MISSING:
         return []
     try:
@@ -94,20 +96,27 @@ def _models(access: Access) -> list[dict[str, Any]]:
     )
 
 
+def _check_access(access: Access, status: int) -> None:
+    if status in (401, 403):
+        raise TargetError(f"{access.url} refuses access (HTTP {status}); give its key by --api-key or OPENAI_API_KEY")
+
+
 def _choose(access: Access, served: dict[str, Any], model: str | None) -> str:
+    names = format_list(printable(name) for name in served)
     if model:
         if served and model not in served:
-            raise InputError(f"--model {model!r} is not served by {access.url}; it serves {format_list(served)}")
+            raise InputError(f"--model {model!r} is not served by {access.url}; it serves {names}")
         return model
     if len(served) == 1:
         return next(iter(served))
-    what = f"serves several models: {format_list(served)}" if served else "does not say which model it serves"
+    what = f"serves several models: {names}" if served else "does not say which model it serves"
     raise InputError(f"{access.url} {what}; name one by --model")
 
 
 def _has(access: Access, endpoint: str) -> bool:
     """Tell whether an endpoint exists: one that does complains about an empty body, one that does not is not found."""
     status, body = _request(access, "POST", api.PATHS[endpoint], {})
+    _check_access(access, status)  # some servers name their models to everybody
     return status not in _MISSING or "model" in api.error_message(body)
 
 
@@ -125,7 +134,7 @@ def _request(access: Access, method: str, path: str, body: dict[str, Any] | None
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
     if access.api_key:
         headers["Authorization"] = f"Bearer {access.api_key}"
-    client = _client(origin)
+    client = _client(origin, insecure=access.insecure)
     try:
         response = client.request(
             method, prefix + path, body=api.encode_body(body) if body is not None else b"", headers=headers
@@ -144,12 +153,13 @@ def _request(access: Access, method: str, path: str, body: dict[str, Any] | None
         client.close()
 
 
-def _client(origin: Origin) -> HTTPClient:
+def _client(origin: Origin, *, insecure: bool) -> HTTPClient:
     return HTTPClient(
         origin.host,
         port=origin.port,
         ssl=origin.tls is not None,
         ssl_context_factory=(lambda *_, **__: origin.tls) if origin.tls else None,
+        insecure=insecure,  # else it puts the check back into our context
         connection_timeout=_TIMEOUT_S,
         network_timeout=_TIMEOUT_S,
     )

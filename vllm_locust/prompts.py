@@ -47,11 +47,11 @@ def load(path: Path, *, skip_bad: bool = False) -> Prompts:
     With `skip_bad` bad lines are left out and counted; a file without a usable line is refused all the same.
     """
     prompts, bad = [], []
-    for line, row in _rows(path):
+    for where, row in _rows(path):
         try:
             prompts.append(_prompt(row))
         except _BadRowError as reason:
-            bad.append(f"{path}:{line}: {reason}")
+            bad.append(f"{where}: {reason}")
     if bad and not skip_bad:
         more = f"\n… and {len(bad) - _SHOWN} more" if len(bad) > _SHOWN else ""
         listed = "\n".join(bad[:_SHOWN])
@@ -61,8 +61,8 @@ def load(path: Path, *, skip_bad: bool = False) -> Prompts:
     return Prompts(tuple(prompts), len(bad))
 
 
-def _rows(path: Path) -> list[tuple[int, Any]]:
-    """Return (line, JSON value or the reason why there is none)."""
+def _rows(path: Path) -> list[tuple[str, Any]]:
+    """Return (file and line or entry, JSON value or the reason why there is none)."""
     try:
         data = path.read_bytes().removeprefix(b"\xef\xbb\xbf")
     except OSError as error:
@@ -71,11 +71,12 @@ def _rows(path: Path) -> list[tuple[int, Any]]:
         raise InputError(f"{path}:1: byte 0: the file is UTF-16; save it as UTF-8")
     if data.lstrip().startswith(b"["):
         try:
-            return list(enumerate(msgspec.json.decode(data, type=list[Any]), 1))
-        except (msgspec.DecodeError, UnicodeDecodeError):
+            rows = msgspec.json.decode(data, type=list[Any])
+            return [(f"{path}: entry {number}", row) for number, row in enumerate(rows, 1)]
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             pass  # no array as a whole, so each line has to speak for itself
     lines = data.replace(b"\r\n", b"\n").split(b"\n")
-    return [(number, _decode(line)) for number, line in enumerate(lines, 1) if line.strip()]
+    return [(f"{path}:{number}", _decode(line)) for number, line in enumerate(lines, 1) if line.strip()]
 
 
 def _decode(line: bytes) -> Any:  # noqa: ANN401 - any JSON value
@@ -86,7 +87,7 @@ def _decode(line: bytes) -> Any:  # noqa: ANN401 - any JSON value
         return _BadRowError(
             f"byte {error.start} of the line (0x{line[error.start]:02x}) is not UTF-8; save it as UTF-8"
         )
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         return _BadRowError(f"not JSON: {error}")
 
 
@@ -114,8 +115,11 @@ def _messages(value: Any) -> tuple[dict[str, Any], ...]:  # noqa: ANN401 - any J
     if not isinstance(value, list) or not value:
         raise _BadRowError(f"`messages` is {_shown(value)}, expected a list that is not empty")
     for message in value:
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str) or not message.get("content"):
-            raise _BadRowError(f"message {_shown(message)} lacks a role or a content")
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise _BadRowError(f"message {_shown(message)} lacks a role")
+        content = message.get("content")
+        if not isinstance(content, str | list) or not content:
+            raise _BadRowError(f"`content` of a message is {_shown(content)}, expected a text that is not empty")
     if not any(message["role"] == "user" for message in value):
         raise _BadRowError("`messages` has none of role user")
     return tuple(value)
@@ -126,7 +130,7 @@ def _conversation(value: Any) -> tuple[dict[str, Any], ...]:  # noqa: ANN401 - a
         raise _BadRowError(f"`conversations` is {_shown(value)}, expected a list")
     asked: list[dict[str, Any]] = []
     for turn in (turn for turn in value if isinstance(turn, dict)):
-        role = _ROLES.get(turn.get("from") or turn.get("role") or "")
+        role = _ROLES.get(str(turn.get("from") or turn.get("role")))
         content = turn.get("value") or turn.get("content")
         if role in ("system", "user") and isinstance(content, str):
             asked.append({"role": role, "content": content})

@@ -116,6 +116,10 @@ class Recorder:
         gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
         gauges.in_flight_last = self._in_flight
 
+    def note_plugin_error(self) -> None:
+        """Count an error of ours, which has been logged."""
+        self._window_at(self._clock()).gauges.plugin_errors += 1
+
     # Windows
 
     def stop(self, now_ns: int, windows: int) -> None:
@@ -234,15 +238,13 @@ class Recorder:
         gaps.bundles.extend(timeline.bundles)
         timeline.bundles.clear()
         gaps.reads.extend(timeline.reads)
-        timeline.reads.clear()
+        timeline.reads = array("q")
         return oldest_ns
 
     def _release(self, timeline: Timeline, choice: Choice, gaps: "_Gaps") -> None:
         times = choice.times
-        longest = int(np.diff(np.frombuffer(times, np.int64)).max())
-        timeline.longest_gap_ns = max(timeline.longest_gap_ns or 0, longest)
         gaps.times.extend(times)
-        gaps.lengths.append(len(times))
+        gaps.stretches.append((timeline, len(times)))
         if self.itl_wanted:
             choice.kept.extend(times[bool(choice.kept) :])
         choice.times = array("q", times[-1:])
@@ -260,15 +262,11 @@ class Recorder:
             for window, tokens in self._by_window(bundles[:, 0], bundles[:, 1]):
                 window.cells.setdefault(key, Cell()).count("tokens_received", int(tokens.sum()))
         if gaps.reads:
-            reads = np.array(gaps.reads, np.int64)
+            reads = np.frombuffer(gaps.reads, np.int64).reshape(-1, 5)
             for window, rows in self._by_window(reads[:, 0], reads):
                 _take_reads(rows, window.cells.setdefault(key, Cell()))
         if gaps.times:
-            times = np.frombuffer(gaps.times, np.int64)
-            within = np.ones(times.size - 1, dtype=bool)
-            within[np.cumsum(gaps.lengths)[:-1] - 1] = False
-            values = np.diff(times)[within]
-            for window, chosen in self._by_window(times[1:][within], values):
+            for window, chosen in self._by_window(*gaps.due()):
                 window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
 
     def _by_window(
@@ -283,6 +281,8 @@ class Recorder:
         if late:
             self._windows[self._oldest].gauges.late += late
             indices = np.maximum(indices, self._oldest)
+        if indices.min() == indices.max():
+            return [(self._window_of(int(indices[0])), values)]
         return [(self._window_of(int(index)), values[indices == index]) for index in np.unique(indices)]
 
     # Ends
@@ -371,9 +371,23 @@ class _Gaps:
     events: "array[int]" = field(default_factory=lambda: array("q"))
     times: "array[int]" = field(default_factory=lambda: array("q"))
     """Token times whose gaps are due, of one choice after the other."""
-    lengths: list[int] = field(default_factory=list)
+    stretches: list[tuple[Timeline, int]] = field(default_factory=list)
+    """Whose `times` these are, and how many, at least two of each."""
     bundles: list[tuple[int, int]] = field(default_factory=list)
-    reads: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
+    reads: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def due(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the times at which the gaps ended, and the gaps; notes the longest one in each timeline."""
+        times = np.frombuffer(self.times, np.int64)
+        values = np.diff(times)
+        lengths = np.array([number for _, number in self.stretches])
+        ends = np.cumsum(lengths)
+        seams = ends[:-1] - 1
+        values[seams] = 0  # from one stretch to the next is no gap
+        longest = np.maximum.reduceat(values, ends - lengths)
+        for (timeline, _), longest_ns in zip(self.stretches, longest.tolist(), strict=True):
+            timeline.longest_gap_ns = max(timeline.longest_gap_ns or 0, longest_ns)
+        return np.delete(times[1:], seams), np.delete(values, seams)
 
 
 def _take_reads(reads: npt.NDArray[np.int64], cell: Cell) -> None:

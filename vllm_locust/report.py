@@ -84,7 +84,9 @@ def _load(load: dict[str, Any]) -> Iterator[str]:
 def _sent(meta: Meta) -> Iterator[str]:
     """Say what is sent, by which user classes, to which endpoints."""
     for scenario in dict.fromkeys(meta.scenarios.values()):
-        users = [f"{user}: {meta.endpoints.get(user, '?')}" for user, name in meta.scenarios.items() if name == scenario]
+        users = [
+            f"{user}: {meta.endpoints.get(user, '?')}" for user, name in meta.scenarios.items() if name == scenario
+        ]
         yield f"{scenario or 'bodies of its own'} ({', '.join(users)})"
 
 

@@ -3,10 +3,11 @@
 `sseclient` parses fields; what it does not know is put right in front of it: a byte order mark, line ends of every
 kind (WHATWG HTML, section 9.2.5), comments, which it drops and we count, and bodies that are no event stream at all,
 which would vanish in it. An unfinished event at the end of the body is delivered, as servers forget the last blank
-line.
+line, unless it was cut in the middle of a character.
 """
 
 from collections.abc import Iterable, Iterator
+from itertools import chain
 
 from sseclient import SSEClient
 
@@ -23,42 +24,65 @@ class EventStream:
 
     def __init__(self, pieces: Iterable[bytes]) -> None:
         self._pieces = pieces
+        self._last = b"\n"
+        self._skip_lf = False
         self.comments = 0
 
     def __iter__(self) -> Iterator[tuple[str, str]]:
         """Yield (event name, data); raises `NotEventStreamError`, and `UnicodeDecodeError` where it is no UTF-8."""
-        for event in SSEClient(self._lines()).events():
-            yield event.event, event.data
-
-    def _lines(self) -> Iterator[bytes]:
-        """Yield the pieces with LF as the only line end."""
-        last, skip_lf = b"\n", False
-        for original in self._begin():
-            piece = original
-            if skip_lf and piece.startswith(b"\n"):
-                piece = piece[1:]
-            skip_lf = False
-            if b"\r" in piece:
-                skip_lf = piece.endswith(b"\r")
-                piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-            if not piece:
-                continue
-            # A colon right after a line end begins a comment: JSON strings hold no raw line ends.
-            self.comments += (last + piece).count(b"\n:")
-            last = piece[-1:]
-            yield piece
-
-    def _begin(self) -> Iterator[bytes]:
-        """Yield the pieces, the first joined until it tells whether this is an event stream."""
-        head = b""
+        pending = b""
         pieces = iter(self._pieces)
-        for piece in pieces:
-            head += piece
-            start = head.removeprefix(_BOM).lstrip(b"\r\n")
-            if len(start) >= len(b"event") or start.startswith(b":"):
-                break
+        for piece in chain((_beginning(pieces),), pieces):
+            # Nearly every piece is one event of one line: taking it apart here saves a third of the cost.
+            if not pending and _is_plain(piece):
+                yield "message", piece[6:-2].decode()
+                continue
+            block, blank, pending = (pending + self._lines(piece)).rpartition(b"\n\n")
+            if blank:
+                yield from _events(block + blank)
+        try:
+            yield from _events(pending)
+        except UnicodeDecodeError:
+            return
+
+    def _lines(self, piece: bytes) -> bytes:
+        """Return a piece with LF as the only line end, and count its comments."""
+        if not piece:
+            return piece
+        if self._skip_lf and piece.startswith(b"\n"):
+            piece = piece[1:]
+        self._skip_lf = False
+        if b"\r" in piece:
+            self._skip_lf = piece.endswith(b"\r")
+            piece = piece.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
+        # A colon right after a line end begins a comment: JSON strings hold no raw line ends.
+        self.comments += (self._last + piece).count(b"\n:")
+        self._last = piece[-1:] or self._last
+        return piece
+
+
+def _beginning(pieces: Iterator[bytes]) -> bytes:
+    """Return the first pieces, joined until they tell whether this is an event stream."""
+    head = b""
+    for piece in pieces:
+        head += piece
         start = head.removeprefix(_BOM).lstrip(b"\r\n")
-        if start and not start.startswith(_FIELDS):
-            raise NotEventStreamError(start[:400].decode("utf-8", "replace"))
-        yield head.removeprefix(_BOM)
-        yield from pieces
+        if len(start) >= len(b"event") or start.startswith(b":"):
+            break
+    start = head.removeprefix(_BOM).lstrip(b"\r\n")
+    # A body may end within its first word.
+    if not start.startswith(_FIELDS) and not any(word.startswith(start) for word in (*_FIELDS, _BOM)):
+        raise NotEventStreamError(start[:400].decode("utf-8", "replace"))
+    return head.removeprefix(_BOM)
+
+
+def _is_plain(piece: bytes) -> bool:
+    """Tell whether a piece is one line of data and an empty one, in the usual spelling."""
+    end = len(piece) - 2
+    return piece.startswith(b"data: ") and piece.find(b"\n") == end == piece.find(b"\n\n") and b"\r" not in piece
+
+
+def _events(block: bytes) -> Iterator[tuple[str, str]]:
+    """Yield the events of a block that ends where one does, or the body."""
+    for event in SSEClient(iter((block,))).events():
+        yield event.event, event.data

@@ -166,8 +166,9 @@ class Timeline:
     """How many tokens beyond one per event have arrived, by exact counts; never shrinks."""
     bundles: list[tuple[int, int]] = field(default_factory=list)
     """When `bundled` grew and by how much, until harvested."""
-    reads: list[tuple[int, int, int, int, bool]] = field(default_factory=list)
-    """Of each read that completed token events: when, their number, lag, uncertainty, whether the kernel stamped it."""
+    reads: "array[int]" = field(default_factory=lambda: array("q"))
+    """Of each read that completed token events, in a row: when, their number, lag, uncertainty, whether the kernel
+    stamped it."""
     longest_gap_ns: int | None = None
 
     def token_event(self, index: int, at_ns: int, tokens: int) -> None:

@@ -15,7 +15,6 @@ from vllm_locust import api
 from vllm_locust.generator import GateClosedError, Generator, generator_of
 from vllm_locust.timeline import Outcome, Timeline
 
-
 _TOLD_TO_LOCUST = (StopUser, StopTest, RescheduleTask, RescheduleTaskImmediately, InterruptTaskSet)
 """What a listener may raise to tell Locust something; anything else is an error of ours."""
 

@@ -1,0 +1,88 @@
+"""The body of a response as it arrives: its pieces, each with the read that it came with.
+
+What a proxy compressed whatever was asked for is inflated as it comes, in bounded memory.
+"""
+
+import zlib
+from collections.abc import Iterable, Iterator
+
+from vllm_locust.timeline import Timeline
+from vllm_locust.transport import (
+    STAMP_RESOLUTION_NS,
+    Connection,
+    ConnectionLostError,
+    HTTPParseError,
+    Read,
+    Response,
+    SilenceError,
+    feed,
+)
+
+COMPRESSED = ("gzip", "x-gzip", "deflate")
+"""Encodings that are understood, though never asked for."""
+_INFLATED_BYTES = 65_536
+_ERROR_BODY_BYTES = 65_536
+
+
+class Body:
+    """The pieces of a response's body; knows which read the piece in hand came with."""
+
+    def __init__(self, connection: Connection, response: Response, timeline: Timeline, read: Read) -> None:
+        self._connection = connection
+        self._response = response
+        self._timeline = timeline
+        self.read = read
+        self._events_before = 0
+        self.ended = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        pieces = self._response.pieces
+        while True:
+            while pieces:
+                yield pieces.pop(0)
+            self.close_read()
+            if self._response.message_complete:
+                self.ended = True
+                return
+            read = self._connection.read()
+            if read is not None:
+                self.read = read
+                self._timeline.response_bytes += len(read.data)
+            feed(self._response, read)
+
+    def plain(self) -> Iterable[bytes]:
+        """Yield the pieces without the compression that some proxies apply whatever was asked for."""
+        return _inflated(self) if self._response.header("content-encoding").lower() in COMPRESSED else self
+
+    def close_read(self) -> None:
+        """Note what the read in hand brought, once all of it is parsed."""
+        timeline, read = self._timeline, self.read
+        events = timeline.events - self._events_before
+        if events:
+            self._events_before = timeline.events
+            timeline.token_reads += 1
+            shared = events > 1 or not read.stamped
+            uncertainty_ns = max(read.away_ns, STAMP_RESOLUTION_NS) if shared else STAMP_RESOLUTION_NS
+            timeline.reads.extend((read.at_ns, events, read.lag_ns, uncertainty_ns, read.stamped))
+
+
+def error_body(body: Body) -> bytes:
+    """Return the beginning of an error's body as far as it can be read; the rest is read and dropped."""
+    kept = b""
+    try:
+        for piece in body.plain():
+            kept += piece[: _ERROR_BODY_BYTES - len(kept)]
+    except (ConnectionLostError, HTTPParseError, SilenceError, zlib.error):
+        pass  # its status says what it is, whether its body ends or not
+    return kept
+
+
+def _inflated(pieces: Iterable[bytes]) -> Iterator[bytes]:
+    """Decompress gzip or zlib as it comes, flush by flush, never much at once."""
+    inflate = zlib.decompressobj(wbits=47)  # it tells the two by their heads
+    for piece in pieces:
+        plain, rest = b"", piece
+        while rest or len(plain) == _INFLATED_BYTES:
+            plain = inflate.decompress(rest, _INFLATED_BYTES)
+            yield plain
+            rest = inflate.unconsumed_tail

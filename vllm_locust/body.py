@@ -32,12 +32,15 @@ class Body:
         self._response = response
         self._timeline = timeline
         self.read = read
+        """The read that the piece in hand came with."""
+        self._pieces = 0
         self._events_before = 0
         self.ended = False
 
     def __iter__(self) -> Iterator[bytes]:
         pieces = self._response.pieces
         while True:
+            self._pieces = len(pieces)
             while pieces:
                 yield pieces.pop(0)
             self.close_read()
@@ -61,7 +64,8 @@ class Body:
         if events:
             self._events_before = timeline.events
             timeline.token_reads += 1
-            shared = events > 1 or not read.stamped
+            # The stamp is that of the last segment, so whatever else came along may have come earlier.
+            shared = self._pieces > 1 or events > 1 or not read.stamped
             uncertainty_ns = max(read.away_ns, STAMP_RESOLUTION_NS) if shared else STAMP_RESOLUTION_NS
             timeline.reads.extend((read.at_ns, events, read.lag_ns, uncertainty_ns, read.stamped))
 

@@ -33,6 +33,8 @@ START, RESET, REPORT, ACK, FINISH, REFUSED = (
 TICK_S = 1.0
 """How often a worker harvests and reports; so much do live figures lag."""
 _POLL_S = 0.02
+_RESET_NS = 2_000_000_000
+"""How long a reset waits for what workers had counted until then."""
 _LINGER_S = 2.0
 """How long a worker that was interrupted waits for the master to have its final state."""
 
@@ -77,6 +79,8 @@ class Worker:
     def _on_reset(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         start = self._generator.run.start
         if start is not None and start.run == msg.data["run"]:
+            # What was counted until now belongs to the old epoch, and to counters that a reset does not touch.
+            self._send(encode_report(self._generator.tick(self._runner.user_count)), last=True)
             self._generator.new_epoch(start, msg.data["epoch"])
 
     def _on_ack(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
@@ -101,13 +105,14 @@ class Worker:
     def _tick(self) -> None:
         generator = self._generator
         if generator.run.phase in (Phase.RUNNING, Phase.FINISHING):
-            self._send(encode_report(generator.tick(self._runner.user_count)), final=False)
+            self._send(encode_report(generator.tick(self._runner.user_count)))
         elif generator.run.phase is Phase.FINISHED and self._unacknowledged:
-            self._send(encode_report(generator.report()), final=True)
+            self._send(encode_report(generator.report()), last=True)
 
-    def _send(self, report: bytes, *, final: bool) -> None:
+    def _send(self, report: bytes, *, last: bool = False) -> None:
+        """Send a report; `last` says that no other one of its epoch will tell more."""
         self._unacknowledged += 1
-        self._runner.send_message(REPORT, {"report": report, "final": final})
+        self._runner.send_message(REPORT, {"report": report, "last": last})
 
     def finish(self, finish: Finish) -> None:
         """Close the gate, let streams run out or cut them, send the final state."""
@@ -116,7 +121,7 @@ class Worker:
             return
         # Locust's own stop sleeps for so long without answering heartbeats; whoever is left then has nothing to finish.
         self._environment.stop_timeout = 0
-        self._send(encode_report(self._generator.finish(finish)), final=True)
+        self._send(encode_report(self._generator.finish(finish)), last=True)
 
     def leave(self) -> None:
         """This process was interrupted: finish, with the master's word if it comes at once, without it if not."""
@@ -144,6 +149,7 @@ class Member:
     name: str
     rank: int
     finished: bool = False
+    """Whether its last report of the epoch has come."""
     refused: bool = False
     lost: bool = False
 
@@ -209,13 +215,20 @@ class Master:
         self._sent[client] = plan.hash
         self._runner.send_message(START, msgspec.msgpack.encode(start), client)
 
-    def reset(self) -> None:
-        """Throw away what was recorded, and count from now on (a new epoch)."""
-        if self.recording is None or self.phase is not Phase.RUNNING:
-            return
-        self.recording = Recording(self.recording.run, self.recording.epoch + 1, self.recording.window_ns)
-        self.start_ns = time.monotonic_ns()
-        self._runner.send_message(RESET, {"run": self.recording.run, "epoch": self.recording.epoch})
+    def reset(self) -> Recording | None:
+        """Count from now on (a new epoch); returns the recording of the old one, as complete as it gets."""
+        old = self.recording
+        if old is None or self.phase is not Phase.RUNNING:
+            return None
+        started_ns = time.monotonic_ns()
+        for client in list(self._waited_for()):
+            self._runner.send_message(RESET, {"run": old.run, "epoch": old.epoch + 1}, client)
+        while any(self._waited_for()) and time.monotonic_ns() < started_ns + _RESET_NS:
+            gevent.sleep(_POLL_S)
+        self.recording, self.start_ns = Recording(old.run, old.epoch + 1, old.window_ns), started_ns
+        for member in self.members.values():
+            member.finished = False
+        return old
 
     # During
 
@@ -227,7 +240,7 @@ class Master:
             return
         if self.recording is not None and self.recording.merge(report):
             member = self.members.get(msg.node_id)
-            if member is not None and msg.data["final"]:
+            if member is not None and msg.data["last"]:
                 member.finished = True
         ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
         self._runner.send_message(ACK, ack, msg.node_id)

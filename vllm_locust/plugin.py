@@ -232,9 +232,9 @@ class Host:
             self._print_report()
 
     def _on_reset(self) -> None:
-        if self._master.recording is not None:
-            self._exporter.retire(self._master.recording)
-        self._master.reset()
+        old = self._master.reset()
+        if old is not None:
+            self._exporter.retire(old)
 
     def _on_spawning_complete(self) -> None:
         if self._environment.reset_stats:

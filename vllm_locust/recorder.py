@@ -41,6 +41,7 @@ class _Progress:
 
     key: Key
     sent: bool = False
+    connected: bool = False
     first: bool = False
 
 
@@ -214,10 +215,11 @@ class Recorder:
             progress.sent = True
             cell = self._cell(progress.key, sent_ns)
             cell.count("sent")
-            if timeline.connect_ns is not None:
-                cell.histogram("connect").add(timeline.connect_ns)
             if timeline.scheduled_ns is not None:
                 cell.histogram("queue").add(max(0, sent_ns - timeline.scheduled_ns))
+        if timeline.connect_ns is not None and sent_ns is not None and not progress.connected:
+            progress.connected = True  # later than sent where a connection had gone stale
+            self._cell(progress.key, sent_ns).histogram("connect").add(timeline.connect_ns)
         if timeline.first_ns is not None and not progress.first:
             progress.first = True
             self._cell(progress.key, timeline.first_ns).histogram("ttft").add(timeline.first_ns - (sent_ns or 0))

@@ -20,16 +20,16 @@ demo: $(READY)  ## measure the simulator, or HOST=http://my-server:8000, with a 
 	@exec $(BIN)/vllm-locust demo $(if $(HOST),--host $(HOST)) $(DEMO)
 
 test: $(READY) packages  ## run the tests (under 5 minutes)
-	$(BIN)/python -m pytest -m "not long"
+	$(BIN)/python -m pytest -n 4 -m "not long"
 
 test-long: $(READY) packages  ## run the tests that take longer, too
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 4
 
 test-oldest: packages  ## run the tests with the oldest dependencies that are accepted
 	$(PYTHON) -m venv $(VENV)-oldest
 	sed -n 's/^  "\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml > $(VENV)-oldest/oldest.txt
 	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --editable .[dev] --constraint $(VENV)-oldest/oldest.txt
-	$(VENV)-oldest/bin/python -m pytest -m "not long"
+	$(VENV)-oldest/bin/python -m pytest -n 4 -m "not long"
 
 lint: $(READY)  ## check format, style and types
 	$(BIN)/ruff format --check

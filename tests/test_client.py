@@ -387,6 +387,7 @@ def test_case_12_after_done_the_end_of_the_body_may_be_missing(emitter: Emitter,
     assert server.replies(2)[1].connection == 1, "a connection in the middle of a body was used again"
 
 
+UNFINISHED = "the body ended without a finish reason and without [DONE]"
 ENGINE_STOPPED = b'data: {"error":{"message":"engine stopped","type":"InternalServerError","code":500}}\n\n'
 
 
@@ -439,10 +440,12 @@ def test_case_13_the_message_of_an_error_is_one_short_line(emitter: Emitter) -> 
             "too long",
             id="object-error",
         ),
-        pytest.param([DONE], Outcome.EMPTY, "", id="done-alone"),
-        pytest.param([], Outcome.TRUNCATED, "", id="no-bytes"),
-        pytest.param([ROLE, FINISH, usage(7, 0), DONE], Outcome.EMPTY, "", id="no-token"),
-        pytest.param([b": ping\n\n"], Outcome.TRUNCATED, "", id="comment-alone"),
+        pytest.param([DONE], Outcome.EMPTY, "the answer ended without a token", id="done-alone"),
+        pytest.param([], Outcome.TRUNCATED, UNFINISHED, id="no-bytes"),
+        pytest.param(
+            [ROLE, FINISH, usage(7, 0), DONE], Outcome.EMPTY, "the answer ended without a token", id="no-token"
+        ),
+        pytest.param([b": ping\n\n"], Outcome.TRUNCATED, UNFINISHED, id="comment-alone"),
     ],
 )
 def test_case_14_a_200_whose_stream_is_an_error_or_empty(

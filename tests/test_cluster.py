@@ -66,6 +66,15 @@ def test_case_51_the_masters_totals_equal_the_servers_count(tmp_path: Path, serv
     assert meta["missing_workers"] == []
 
 
+@pytest.mark.long
+def test_three_hundred_users_on_three_workers_lose_nothing_in_a_minute(tmp_path: Path, server: str) -> None:
+    arguments = headless(tmp_path, server, "-u", "300", "-r", "100", "-t", "60s")
+    with cluster(tmp_path, arguments, 3) as running:
+        assert end(running) == 0
+        assert_clean(running.master, *running.workers)
+    assert_equal_counts(tmp_path, server)
+
+
 def test_a_run_that_ends_during_its_ramp_up_loses_nothing(tmp_path: Path, server: str) -> None:
     arguments = headless(tmp_path, server, "-u", "200", "-r", "20", "-t", "4s")
     with cluster(tmp_path, arguments) as running:

@@ -11,6 +11,7 @@ from emitter import CLOSE, LENGTH, RAW, Answer, Emitter, Server, certificate
 from vllm_locust.errors import ExitCode, InputError, TargetError
 from vllm_locust.probe import Access, Target, count_tokens, probe
 from vllm_locust.simulator import Profile, Simulator
+from vllm_locust.transport import read_ca
 
 BOTH = ("chat", "completions")
 FAST = {"ttft_s": 0.0, "itl_s": 0.0}
@@ -191,7 +192,7 @@ def test_a_certificate_of_an_unknown_authority_is_refused_with_both_ways_out(sec
 
 
 def test_a_certificate_is_checked_against_the_given_authority(secure: str, pem: Path) -> None:
-    assert probe(Access(url=secure, ca_file=str(pem)), model=None, endpoints=BOTH).model == "a"
+    assert probe(Access(url=secure, ca_pem=read_ca(str(pem))), model=None, endpoints=BOTH).model == "a"
 
 
 def test_a_certificate_is_not_checked_where_that_is_asked_for(secure: str) -> None:
@@ -207,4 +208,4 @@ def test_a_server_without_tls_is_no_answer(emitter: Emitter) -> None:
 def test_a_name_that_is_not_in_the_certificate_is_refused(emitter: Emitter, pem: Path) -> None:
     server = emitter.serve({"/v1/models": models("a"), "*": NO_MODEL}, certificate=pem, host="127.0.0.2")
     with pytest.raises(TargetError, match="certificate is not trusted"):
-        probe(Access(url=server.url, ca_file=str(pem)), model=None, endpoints=BOTH)
+        probe(Access(url=server.url, ca_pem=read_ca(str(pem))), model=None, endpoints=BOTH)

@@ -31,6 +31,7 @@ from vllm_locust.transport import (
     SilenceError,
     hub_times,
     origin_of,
+    read_ca,
 )
 
 ASK = b"GET / HTTP/1.1\r\n\r\n"
@@ -326,7 +327,7 @@ def test_a_closed_pool_keeps_nothing_open(emitter: Emitter) -> None:
 
 
 def tls_client(server: Server, *, insecure: bool = False, ca_file: Path | None = None, connect_s: float = 5) -> Client:
-    origin, prefix = origin_of(server.url, insecure=insecure, ca_file=str(ca_file) if ca_file else None)
+    origin, prefix = origin_of(server.url, insecure=insecure, ca_pem=read_ca(str(ca_file)) if ca_file else None)
     return Client(Pool(origin), Limits(connect_s=connect_s), {}, prefix)
 
 
@@ -455,7 +456,7 @@ def test_an_authority_that_cannot_be_read_is_refused_by_name(tmp_path: Path) -> 
     (tmp_path / "text.pem").write_text("no certificate")
     for name in ("text.pem", "missing.pem"):
         with pytest.raises(InputError, match=f"--ca-file .*{name}"):
-            origin_of("https://server", ca_file=str(tmp_path / name))
+            read_ca(str(tmp_path / name))
 
 
 def test_a_connection_that_nobody_accepts_is_an_error_of_the_system() -> None:

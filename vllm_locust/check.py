@@ -15,7 +15,7 @@ from vllm_locust.run import new_run_id
 from vllm_locust.scenario import Part, Pick
 from vllm_locust.terminal import printable
 from vllm_locust.timeline import Outcome, Timeline
-from vllm_locust.transport import Pool, origin_of
+from vllm_locust.transport import Pool, origin_of, read_ca
 
 _COUNTED = 256
 """Prompts of a part that are counted: enough to find a data set that does not fit, soon done."""
@@ -28,7 +28,10 @@ def check(options: argparse.Namespace) -> int:
         skipped = f", {part.skipped_prompts} bad lines skipped" if part.skipped_prompts else ""
         print(f"scenario {plan.name}, part {printable(part.name)}: {len(part.prompts)} prompts{skipped}")
     access = Access(
-        url=options.host.rstrip("/"), api_key=options.api_key, insecure=options.insecure, ca_file=options.ca_file
+        url=options.host.rstrip("/"),
+        api_key=options.api_key,
+        insecure=options.insecure,
+        ca_pem=read_ca(options.ca_file) if options.ca_file else None,
     )
     target = probe(access, model=options.model, endpoints=tuple(api.PATHS))
     longest = f", context of {target.max_model_len:,} tokens" if target.max_model_len else ""
@@ -67,7 +70,7 @@ def _check_context(access: Access, target: Target, plan: scenario.Scenario) -> N
 
 def _try_parts(access: Access, target: Target, plan: scenario.Scenario) -> Iterator[Timeline]:
     """Ask for one answer per part and endpoint, each to the part's longest prompt; yields those that failed."""
-    origin, prefix = origin_of(access.url, insecure=access.insecure, ca_file=access.ca_file)
+    origin, prefix = origin_of(access.url, insecure=access.insecure, ca_pem=access.ca_pem)
     headers = {"Authorization": f"Bearer {access.api_key}"} if access.api_key else {}
     client = Client(Pool(origin), Limits(), headers, prefix)
     for endpoint in target.endpoints:

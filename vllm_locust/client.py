@@ -31,6 +31,11 @@ from vllm_locust.transport import (
 
 _AFTER_DONE_NS = 1_000_000_000
 """How long the end of the body is waited for after `[DONE]`, and in an error: some servers never send it."""
+_WITHOUT_A_MESSAGE = {
+    Outcome.EMPTY: "the answer ended without a token",
+    Outcome.TRUNCATED: "the body ended without a finish reason and without [DONE]",
+}
+"""What is said of failures in which the server says nothing."""
 _SERVER_ERRORS = (
     api.MalformedError,
     HTTPParseError,
@@ -228,7 +233,8 @@ class Client:
         finally:
             body.close_read()
             timeline.comments += stream.comments
-        timeline.end(_outcome(timeline, error, done=done), body.read.at_ns, error or "")
+        outcome = _outcome(timeline, error, done=done)
+        timeline.end(outcome, body.read.at_ns, error or _WITHOUT_A_MESSAGE.get(outcome, ""))
 
     def _begun(
         self, timeline: Timeline, connection: Connection, on_first_token: Callable[[Timeline], None] | None

@@ -10,6 +10,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import gevent
@@ -23,6 +24,7 @@ from vllm_locust.generator import Generator
 from vllm_locust.plan import Plan, stream_classes
 from vllm_locust.recording import Mark, Recording, decode_report, encode_report, windows_of
 from vllm_locust.run import Finish, Phase, Start, new_run_id
+from vllm_locust.transport import tls_context
 from vllm_locust.users import restore_tasks
 
 logger = logging.getLogger(__name__)
@@ -64,6 +66,9 @@ class Worker:
             return
         for user_class in stream_classes(self._environment.user_classes):
             user_class.insecure = start.settings.insecure
+            user_class.ssl_context_factory = staticmethod(
+                partial(tls_context, insecure=start.settings.insecure, ca_pem=start.settings.ca_pem)
+            )
         self._generator.begin(start)
         recorder = self._generator.recorder
         if recorder is not None:

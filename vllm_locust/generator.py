@@ -43,7 +43,7 @@ class Generator:
             self._known = (start.scenario_hash, start.scenarios)
         assert self._known is not None and self._known[0] == start.scenario_hash  # noqa: S101, PT018 - see cluster
         settings = start.settings
-        origin, prefix = origin_of(settings.target, insecure=settings.insecure, ca_file=settings.ca_file)
+        origin, prefix = origin_of(settings.target, insecure=settings.insecure, ca_pem=settings.ca_pem)
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         if self._client is not None:
             self._client.pool.close()

@@ -15,6 +15,7 @@ from vllm_locust.probe import Access, Target, probe
 from vllm_locust.quantity import NS_PER_S, duration_s, format_list
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import Scenario
+from vllm_locust.transport import read_ca
 from vllm_locust.users import StreamUser, task_tags
 
 _LONG_RAMP = 0.25
@@ -72,7 +73,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         url=_target(streaming, host),
         api_key=options.api_key or os.environ.get("OPENAI_API_KEY") or None,
         insecure=bool(options.insecure),
-        ca_file=options.ca_file or None,
+        ca_pem=read_ca(options.ca_file) if options.ca_file else None,
     )
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
@@ -86,7 +87,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         keep_alive=_keep_alive(options.connection),
         api_key=access.api_key,
         insecure=access.insecure,
-        ca_file=access.ca_file,
+        ca_pem=access.ca_pem,
         window_ns=_window_ns(options.window),
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=tags,

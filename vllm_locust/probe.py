@@ -42,7 +42,7 @@ class Access:
     url: str
     api_key: str | None = None
     insecure: bool = False
-    ca_file: str | None = None
+    ca_pem: str | None = None
 
 
 def probe(access: Access, *, model: str | None, endpoints: tuple[str, ...]) -> Target:
@@ -130,7 +130,7 @@ def _exact_length(access: Access, model: str, endpoint: str) -> bool:
 
 def _request(access: Access, method: str, path: str, body: dict[str, Any] | None = None) -> tuple[int, bytes]:
     """Send one plain request; raises `TargetError` where no answer comes."""
-    origin, prefix = origin_of(access.url, insecure=access.insecure, ca_file=access.ca_file)
+    origin, prefix = origin_of(access.url, insecure=access.insecure, ca_pem=access.ca_pem)
     headers = {"Accept": "application/json", "Content-Type": "application/json"}
     if access.api_key:
         headers["Authorization"] = f"Bearer {access.api_key}"

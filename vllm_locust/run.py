@@ -38,7 +38,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_alive: bool = True
     api_key: str | None = None
     insecure: bool = False
-    ca_file: str | None = None
+    ca_pem: str | None = None
+    """Certificates of the server's authority, where it is not a public one."""
     window_ns: int = 10_000_000_000
     stop_timeout_s: float = 60.0
     tags: tuple[str, ...] = ()

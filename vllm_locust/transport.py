@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlsplit
 
@@ -82,7 +83,7 @@ def _monotonic_ns(wall_ns: int) -> int:
 
 
 class _Hub:
-    """The times of the event loop's sweeps over its sockets.
+    """The times of the event loop's sweeps over its sockets, and the buffer that they share.
 
     What had arrived when a poll began was read in its sweep. So a stamp older than the poll before this sweep's, or
     from the future, is wrong (the wall clock stepped), and how long the loop was busy before it polled bounds what a
@@ -94,6 +95,8 @@ class _Hub:
         now_ns = time.monotonic_ns()
         self.swept_ns = self._polled_ns = self.polled_before_ns = now_ns
         self.away_ns = 0
+        self.buffers = (memoryview(bytearray(_READ_BYTES)),)
+        """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
         self._longest_away_ns = 0
         if _SO_TIMESTAMPNS is not None:
             # The kernel begins to stamp some time after the first socket with the option, and ends with the last.
@@ -152,7 +155,7 @@ class Origin:
         return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
 
 
-def origin_of(url: str, *, insecure: bool = False, ca_file: str | None = None) -> tuple[Origin, str]:
+def origin_of(url: str, *, insecure: bool = False, ca_pem: str | None = None) -> tuple[Origin, str]:
     """Split `--host` into the origin and the path before `/v1`; a trailing `/v1` may be given or left out."""
     try:
         parts = urlsplit(url)
@@ -163,16 +166,26 @@ def origin_of(url: str, *, insecure: bool = False, ca_file: str | None = None) -
         raise InputError(f"--host {url!r} is not the address of a server; write it like http://my-server:8000")
     tls = None
     if parts.scheme == "https":
-        tls = _tls_context(insecure=insecure, ca_file=ca_file)
+        tls = tls_context(insecure=insecure, ca_pem=ca_pem)
     path = quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%:@!$&'()*+,;=~")
     return Origin(host, port or (443 if tls else 80), tls), path
 
 
-def _tls_context(*, insecure: bool, ca_file: str | None) -> ssl.SSLContext:
+def read_ca(path: str) -> str:
+    """Return the certificates of a PEM file as text, which travels to workers that do not have the file."""
     try:
-        context = ssl.create_default_context(cafile=ca_file)
-    except OSError as error:
-        raise InputError(f"--ca-file {ca_file}: {error}") from None
+        pem = Path(path).read_text(encoding="ascii")
+        ssl.create_default_context(cadata=pem)
+    except OSError as error:  # ssl.SSLError is one
+        raise InputError(f"--ca-file {path}: {error.strerror or error}") from None
+    except ValueError:
+        raise InputError(f"--ca-file {path}: no certificate in it; expected a PEM file") from None
+    return pem
+
+
+def tls_context(*, insecure: bool, ca_pem: str | None) -> ssl.SSLContext:
+    """Return how to speak TLS: with the check of certificates, of the given authorities if any, or without."""
+    context = ssl.create_default_context(cadata=ca_pem)
     context.set_alpn_protocols(["http/1.1"])
     if insecure:
         context.check_hostname = False
@@ -203,8 +216,8 @@ class Connection:
         self._sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
         if _SO_TIMESTAMPNS is not None:
             self._sock.setsockopt(stdlib_socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        # gevent's own recvmsg would wait; the real socket's does not.
-        self._recvmsg: Callable[..., Any] = self._sock._sock.recvmsg  # noqa: SLF001
+        # gevent's own would wait; the real socket's does not.
+        self._recvmsg_into: Callable[..., Any] = self._sock._sock.recvmsg_into  # noqa: SLF001
         self._loop = gevent.get_hub().loop
         self._gathering = self._loop.timer(0, repeat=_GATHER_S)
         self._watcher = self._loop.io(self._sock.fileno(), 1)
@@ -216,7 +229,7 @@ class Connection:
     def _readable(self) -> None:
         """Take what has arrived; runs in the hub, once per sweep."""
         try:
-            data, ancillary, _, _ = self._recvmsg(_READ_BYTES, _ANCILLARY_BYTES)
+            size, ancillary, _, _ = self._recvmsg_into(self._times.buffers, _ANCILLARY_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -224,10 +237,10 @@ class Connection:
             self._watcher.stop()
         else:
             now_ns = time.monotonic_ns()
-            if data:
+            if size:
                 self._heard_ns = now_ns
-                self._reads.append(self._stamp(data, ancillary, now_ns))
-                self._queued += len(data)
+                self._reads.append(self._stamp(bytes(self._times.buffers[0][:size]), ancillary, now_ns))
+                self._queued += size
                 if self._queued > _QUEUE_BYTES:
                     self._watcher.stop()
             else:
@@ -498,4 +511,6 @@ __all__ = [
     "feed",
     "hub_times",
     "origin_of",
+    "read_ca",
+    "tls_context",
 ]

@@ -1108,6 +1108,21 @@ def test_a_request_that_is_cut_is_neither_success_nor_failure(emitter: Emitter) 
     assert server.replies(2)[1].connection == 1, "a connection in the middle of a body was used again"
 
 
+def test_what_has_arrived_when_a_request_is_cut_counts(emitter: Emitter) -> None:
+    """In the middle of an answer reads wait for each other before they are parsed."""
+    server = emitter.serve(Answer(script(*REF[:4]), ending=SILENCE))
+    client = client_of(server)
+    timeline = Timeline("id", "short", "chat", monotonic_ns())
+    streaming = gevent.spawn(client.stream, timeline, b"{}")
+    while timeline.first_ns is None:
+        gevent.sleep(0.002)
+    server.replies()  # blocks this thread until all of the answer is there
+    gevent.sleep(0.005)  # the hub reads it
+    client.cut_all()
+    streaming.join(5)
+    assert (timeline.outcome, timeline.events) == (Outcome.CANCELLED, 3)
+
+
 def test_a_killed_user_is_a_cancelled_request_and_goes_on_dying(emitter: Emitter) -> None:
     server = emitter.serve([Answer(script(*REF[:2]), ending=SILENCE), Answer(script(*REF))])
     client = client_of(server)

@@ -2,8 +2,9 @@
 
 Receive times come from the kernel where it stamps segments (`SO_TIMESTAMPNS`), so neither a busy event loop nor the
 GIL adds to them. Reads happen in the hub: one persistent watcher per connection whose callback does nothing but
-`recvmsg` and append; parsing waits for its greenlet. So one sweep over a thousand sockets takes some milliseconds,
-however much parsing is due. A stamp is believed only where it cannot be wrong (`_Hub`), else the clock is read.
+`recvmsg` and append; parsing waits for its greenlet, which in the middle of an answer is woken for several reads at
+once. So one sweep over a thousand sockets takes some milliseconds, however much parsing is due. A stamp is believed
+only where it cannot be wrong (`_Hub`), else the clock is read.
 
 TLS: ciphertext is read and stamped in the hub, decrypted in the greenlet through a `MemoryBIO`.
 

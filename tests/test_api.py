@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.api import PATHS, Delta, MalformedError, Part, Usage, decode, encode_body, error_message
+from vllm_locust.response import Response
 from vllm_locust.sse import EventStream
-from vllm_locust.transport import Response
 
 DASH = "\N{EN DASH}"
 STREAMS = Path(__file__).parent / "streams"

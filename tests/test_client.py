@@ -47,8 +47,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.client import Client, Limits
+from vllm_locust.origin import origin_of
 from vllm_locust.timeline import Outcome, Timeline
-from vllm_locust.transport import Pool, origin_of
+from vllm_locust.transport import Pool
 
 MS = 1_000_000
 EARLY_NS, LATE_NS = 1 * MS, 10 * MS

@@ -12,15 +12,42 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "vllm_locust"
 
 LAYERS = [
-    *("errors", "quantity", "terminal", "histogram", "timeline", "recording", "sse", "api", "transport", "prompts"),
-    *("scenario", "run", "body", "client", "recorder", "generator", "probe", "summary", "verdict", "results", "report"),
+    *(
+        "errors",
+        "quantity",
+        "terminal",
+        "histogram",
+        "timeline",
+        "recording",
+        "sse",
+        "api",
+        "origin",
+        "stamp",
+        "transport",
+        "response",
+        "prompts",
+    ),
+    *(
+        "scenario",
+        "run",
+        "body",
+        "client",
+        "tally",
+        "recorder",
+        "generator",
+        "probe",
+        "summary",
+        "verdict",
+        "results",
+        "report",
+    ),
     *("exporter", "users", "plan", "cluster", "webui", "plugin", "check", "demo"),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "recording", "sse", "api", "prompts", "scenario", "run"),
-    *("recorder", "summary", "verdict", "terminal", "results", "report"),
+    *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "cluster", "webui", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

@@ -9,9 +9,9 @@ import pytest
 from emitter import CLOSE, LENGTH, RAW, Answer, Emitter, Server, certificate
 
 from vllm_locust.errors import ExitCode, InputError, TargetError
+from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, count_tokens, probe
 from vllm_locust.simulator import Profile, Simulator
-from vllm_locust.transport import read_ca
 
 BOTH = ("chat", "completions")
 FAST = {"ttft_s": 0.0, "itl_s": 0.0}

@@ -20,19 +20,10 @@ from emitter import CLOSE, FIN, RAW, REF, RST, SILENCE, SO_TIMESTAMPNS, Answer, 
 
 from vllm_locust.client import Client, Limits
 from vllm_locust.errors import InputError
+from vllm_locust.origin import Origin, origin_of, read_ca
+from vllm_locust.stamp import Read, hub_times, read_of
 from vllm_locust.timeline import Outcome, Timeline
-from vllm_locust.transport import (
-    Connection,
-    ConnectionLostError,
-    CutError,
-    Origin,
-    Pool,
-    Read,
-    SilenceError,
-    hub_times,
-    origin_of,
-    read_ca,
-)
+from vllm_locust.transport import Connection, ConnectionLostError, CutError, Pool, SilenceError
 
 ASK = b"GET / HTTP/1.1\r\n\r\n"
 MS = 1_000_000
@@ -139,26 +130,26 @@ def test_a_greenlet_that_blocks_the_loop_does_not_shift_the_stamps(emitter: Emit
 
 def test_case_41_a_stamp_that_the_wall_clock_cannot_have_made_is_not_believed(emitter: Emitter) -> None:
     """Sources: openvinotoolkit/model_server#1260, sgl-project/sglang#17640."""
-    with closing(connect(emitter.serve(numbered(1, 1)))) as connection:
+    with closing(connect(emitter.serve(numbered(1, 1)))):
         gevent.sleep(0.02)
         for off_s in (-3600, -5, 5, 3600):
             seconds, nanoseconds = divmod(time.time_ns(), 1_000_000_000)
             now_ns = time.monotonic_ns()
             stamp = (socket.SOL_SOCKET, SO_TIMESTAMPNS, struct.pack("@qq", seconds + off_s, nanoseconds))
-            read = connection._stamp(b"x", [stamp], now_ns)
+            read = read_of(b"x", [stamp], now_ns, hub_times())
             assert (read.at_ns, read.lag_ns, read.stamped) == (now_ns, 0, False)
-        assert connection._stamp(b"x", [], now_ns).stamped is False
-        assert connection._stamp(b"x", [(socket.SOL_SOCKET, 1, b"odd")], now_ns).stamped is False
+        assert read_of(b"x", [], now_ns, hub_times()).stamped is False
+        assert read_of(b"x", [(socket.SOL_SOCKET, 1, b"odd")], now_ns, hub_times()).stamped is False
 
 
 @LINUX
 def test_a_stamp_from_since_the_last_sweep_is_believed(emitter: Emitter) -> None:
-    with closing(connect(emitter.serve(numbered(1, 1)))) as connection:
+    with closing(connect(emitter.serve(numbered(1, 1)))):
         wall_ns = time.time_ns()
         time.sleep(0.01)
         stamp = (socket.SOL_SOCKET, SO_TIMESTAMPNS, struct.pack("@qq", *divmod(wall_ns, 1_000_000_000)))
         now_ns = time.monotonic_ns()
-        read = connection._stamp(b"x", [stamp], now_ns)
+        read = read_of(b"x", [stamp], now_ns, hub_times())
     assert read.stamped
     assert read.lag_ns >= 10 * MS
     assert read.at_ns == now_ns - read.lag_ns

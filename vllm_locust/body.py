@@ -6,17 +6,10 @@ What a proxy compressed whatever was asked for is inflated as it comes, in bound
 import zlib
 from collections.abc import Iterable, Iterator
 
+from vllm_locust.response import HTTPParseError, Response, feed
+from vllm_locust.stamp import STAMP_RESOLUTION_NS, Read
 from vllm_locust.timeline import Timeline
-from vllm_locust.transport import (
-    STAMP_RESOLUTION_NS,
-    Connection,
-    ConnectionLostError,
-    HTTPParseError,
-    Read,
-    Response,
-    SilenceError,
-    feed,
-)
+from vllm_locust.transport import Connection, ConnectionLostError, SilenceError
 
 COMPRESSED = ("gzip", "x-gzip", "deflate")
 """Encodings that are understood, though never asked for."""

@@ -8,6 +8,7 @@ from vllm_locust import api, scenario
 from vllm_locust.client import Client, Limits
 from vllm_locust.errors import ExitCode, InputError, TargetError
 from vllm_locust.generator import request_body
+from vllm_locust.origin import origin_of, read_ca
 from vllm_locust.probe import Access, Target, count_tokens, probe
 from vllm_locust.prompts import Prompt
 from vllm_locust.quantity import format_duration, format_list
@@ -15,7 +16,7 @@ from vllm_locust.run import new_run_id
 from vllm_locust.scenario import Part, Pick
 from vllm_locust.terminal import printable
 from vllm_locust.timeline import Outcome, Timeline
-from vllm_locust.transport import Pool, origin_of, read_ca
+from vllm_locust.transport import Pool
 
 _COUNTED = 256
 """Prompts of a part that are counted: enough to find a data set that does not fit, soon done."""

@@ -15,19 +15,11 @@ import gevent
 
 from vllm_locust import api
 from vllm_locust.body import COMPRESSED, Body, error_body
+from vllm_locust.response import HTTPParseError, Response, feed
 from vllm_locust.sse import EventStream, NotEventStreamError
+from vllm_locust.stamp import Read
 from vllm_locust.timeline import Outcome, Timeline, outcome_of_status
-from vllm_locust.transport import (
-    Connection,
-    ConnectionLostError,
-    CutError,
-    HTTPParseError,
-    Pool,
-    Read,
-    Response,
-    SilenceError,
-    feed,
-)
+from vllm_locust.transport import Connection, ConnectionLostError, CutError, Pool, SilenceError
 
 _AFTER_DONE_NS = 1_000_000_000
 """How long the end of the body is waited for after `[DONE]`, and in an error: some servers never send it."""

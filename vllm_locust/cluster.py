@@ -21,10 +21,10 @@ from locust.runners import STATE_MISSING, MasterRunner, Runner
 
 from vllm_locust import __version__
 from vllm_locust.generator import Generator
+from vllm_locust.origin import tls_context
 from vllm_locust.plan import Plan, stream_classes
 from vllm_locust.recording import Mark, Recording, decode_report, encode_report, windows_of
 from vllm_locust.run import Finish, Phase, Start, new_run_id
-from vllm_locust.transport import tls_context
 from vllm_locust.users import restore_tasks
 
 logger = logging.getLogger(__name__)

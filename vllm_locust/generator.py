@@ -13,13 +13,15 @@ import gevent
 
 from vllm_locust import api, scenario
 from vllm_locust.client import Client, Limits
+from vllm_locust.origin import origin_of
 from vllm_locust.prompts import Prompt
 from vllm_locust.recorder import Recorder
 from vllm_locust.recording import Report
 from vllm_locust.run import Finish, Phase, Run, Start, decode_scenarios
 from vllm_locust.scenario import Part, Pick
+from vllm_locust.stamp import hub_times
 from vllm_locust.timeline import Timeline
-from vllm_locust.transport import Pool, hub_times, origin_of
+from vllm_locust.transport import Pool
 
 
 class GateClosedError(Exception):

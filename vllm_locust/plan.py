@@ -11,11 +11,11 @@ from typing import Any
 
 from vllm_locust import scenario
 from vllm_locust.errors import InputError
+from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
 from vllm_locust.quantity import NS_PER_S, duration_s, format_list
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import Scenario
-from vllm_locust.transport import read_ca
 from vllm_locust.users import StreamUser, task_tags
 
 _LONG_RAMP = 0.25

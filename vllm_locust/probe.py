@@ -14,9 +14,9 @@ from geventhttpclient.response import HTTPParseError
 
 from vllm_locust import api
 from vllm_locust.errors import InputError, TargetError
+from vllm_locust.origin import Origin, origin_of
 from vllm_locust.quantity import format_list
 from vllm_locust.terminal import printable
-from vllm_locust.transport import Origin, origin_of
 
 _TIMEOUT_S = 10.0
 _MISSING = (404, 405, 501)

@@ -19,10 +19,9 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust import tally
 from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Report, WindowState, to_wire
-from vllm_locust.timeline import CUT, Choice, Outcome, Timeline
-
-_FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
+from vllm_locust.timeline import Choice, Timeline
 
 
 @dataclass(slots=True)
@@ -290,46 +289,15 @@ class Recorder:
     # Ends
 
     def _take_end(self, timeline: Timeline, progress: _Progress) -> None:
-        outcome, done_ns = timeline.outcome, timeline.done_ns
-        assert outcome is not None and done_ns is not None  # noqa: S101, PT018 - it has ended
-        cell = self._cell(progress.key, done_ns)
-        cell.count(f"outcome|{outcome}|{timeline.status}")
+        assert timeline.done_ns is not None  # noqa: S101 - it has ended
+        cell = self._cell(progress.key, timeline.done_ns)
         if not progress.sent:  # it never got a connection; every request that ends has been counted as due
             cell.count("sent")
-        for name in ("heartbeats", "comments", "reconnects"):
-            if number := getattr(timeline, name):
-                cell.count(name, number)
-        _take_token_counts(timeline, cell)
-        if timeline.ttfc_ns is not None:
-            cell.histogram("ttfc").add(timeline.ttfc_ns)
-        longest_ns = _longest_gap_ns(timeline)
-        if longest_ns is not None:
-            cell.histogram("itl_max").add(longest_ns)
-        if timeline.coalesced:
-            cell.count("coalesced")
-        if outcome is Outcome.OK:
-            _take_ok(timeline, cell)
-        elif outcome is Outcome.CANCELLED:
-            _take_cut(timeline, cell)
-        else:
-            self._take_failure(timeline, cell)
-
-    def _take_failure(self, timeline: Timeline, cell: Cell) -> None:
-        assert timeline.outcome is not None and timeline.done_ns is not None  # noqa: S101, PT018 - it has ended
-        if timeline.first_ns is None:
-            cell.count("failed_without_token")
-        at_ns = max(0, timeline.done_ns - self.start_ns)
-        failure = Failure(
-            scenario=timeline.scenario,
-            endpoint=timeline.endpoint,
-            outcome=timeline.outcome,
-            status=timeline.status,
-            first_ns=at_ns,
-            last_ns=at_ns,
-            message=timeline.message,
-        )
-        known = self._failures.get(failure.kind)
-        self._failures[failure.kind] = failure if known is None else known.join(failure)
+        tally.count_end(timeline, cell)
+        if timeline.outcome is not None and timeline.outcome.failed:
+            failure = tally.failure(timeline, max(0, timeline.done_ns - self.start_ns))
+            known = self._failures.get(failure.kind)
+            self._failures[failure.kind] = failure if known is None else known.join(failure)
 
     # Reports
 
@@ -401,52 +369,3 @@ def _take_reads(reads: npt.NDArray[np.int64], cell: Cell) -> None:
     for name, number in (("stamped", int(events[stamped].sum())), ("unstamped", int(events[~stamped].sum()))):
         if number:
             cell.count(name, number)
-
-
-def _take_token_counts(timeline: Timeline, cell: Cell) -> None:
-    received = timeline.events + timeline.bundled
-    missing = timeline.output_tokens - received
-    if missing > 0:
-        cell.count("tokens_received", missing)
-        received += missing
-    elif missing < 0:
-        cell.count("tokens_surplus", -missing)
-    if timeline.outcome is not None and timeline.outcome.failed and received:
-        cell.count("tokens_failed", received)
-    if timeline.input_tokens is not None:
-        cell.histogram("input_tokens").add(timeline.input_tokens)
-    if timeline.cached_tokens is not None:
-        cell.histogram("cached_tokens").add(timeline.cached_tokens)
-
-
-def _longest_gap_ns(timeline: Timeline) -> int | None:
-    """Return the largest gap; a stream that was waited for in vain has an open one."""
-    if timeline.coalesced or timeline.last_ns is None or timeline.done_ns is None:
-        return None
-    if timeline.outcome in (Outcome.IDLE_TIMEOUT, Outcome.TOKEN_TIMEOUT, Outcome.TOTAL_TIMEOUT):
-        return max(timeline.longest_gap_ns or 0, timeline.done_ns - timeline.last_ns)
-    return timeline.longest_gap_ns
-
-
-def _take_ok(timeline: Timeline, cell: Cell) -> None:
-    e2el_ns = timeline.e2el_ns
-    if e2el_ns is not None:
-        cell.histogram("e2el").add(e2el_ns)
-    for tpot_ns in timeline.tpots_ns():
-        cell.histogram("tpot").add(tpot_ns)
-    cell.histogram("output_tokens").add(timeline.output_tokens)
-    if timeline.estimated:
-        cell.count("estimated")
-    if timeline.expected_tokens is not None and timeline.output_tokens < timeline.expected_tokens:
-        cell.count("short_outputs")
-    for reason in timeline.finish_reasons.values():
-        cell.count(f"finish|{reason if reason in _FINISH_REASONS else 'other'}")
-
-
-def _take_cut(timeline: Timeline, cell: Cell) -> None:
-    if timeline.sent_ns is None or timeline.done_ns is None:
-        return
-    age_ns = timeline.done_ns - timeline.sent_ns
-    if timeline.first_ns is None:
-        cell.histogram(CUT["ttft"]).add(age_ns)
-    cell.histogram(CUT["e2el"]).add(age_ns)

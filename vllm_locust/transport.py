@@ -1,10 +1,8 @@
-"""Connections that remember when each byte arrived, and HTTP/1.1 responses parsed from them.
+"""Connections that remember when each byte arrived.
 
-Receive times come from the kernel where it stamps segments (`SO_TIMESTAMPNS`), so neither a busy event loop nor the
-GIL adds to them. Reads happen in the hub: one persistent watcher per connection whose callback does nothing but
-`recvmsg` and append; parsing waits for its greenlet, which in the middle of an answer is woken for several reads at
-once. So one sweep over a thousand sockets takes some milliseconds, however much parsing is due. A stamp is believed
-only where it cannot be wrong (`_Hub`), else the clock is read.
+Reads happen in the hub: one persistent watcher per connection whose callback does nothing but `recvmsg` and append;
+parsing waits for its greenlet, which in the middle of an answer is woken for several reads at once. So one sweep over a
+thousand sockets takes some milliseconds, however much parsing is due.
 
 TLS: ciphertext is read and stamped in the hub, decrypted in the greenlet through a `MemoryBIO`.
 
@@ -13,41 +11,24 @@ What it does not do: redirects, retries, proxies, HTTP/2.
 
 import socket as stdlib_socket
 import ssl
-import struct
-import sys
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlsplit
 
 import gevent
 import gevent.socket
 import msgspec
-from geventhttpclient.response import HTTPParseError, HTTPResponse
 
-from vllm_locust.errors import InputError
+from vllm_locust.origin import Origin
+from vllm_locust.stamp import ANCILLARY_BYTES, READ_BYTES, SO_TIMESTAMPNS, Read, hub_times, read_of
 
-# Not in the socket module before Python 3.14; the numbers of the generic Linux ABI (asm-generic/socket.h).
-_SO_TIMESTAMPNS = 35 if sys.platform == "linux" else None
-_TIMESPEC = struct.Struct("@qq")
-_ANCILLARY_BYTES = stdlib_socket.CMSG_SPACE(_TIMESPEC.size) if hasattr(stdlib_socket, "CMSG_SPACE") else 0
-
-_READ_BYTES = 65_536
 _QUEUE_BYTES = 4_194_304
 """Bytes that may wait for parsing on one connection; beyond, its socket is not read until they are parsed."""
 
 _GATHER_S = 0.1
 """How long reads may wait for each other where their reader is patient: parsed together, they cost about half."""
 _LAST_CHUNK = b"0\r\n\r\n"
-
-_TOGETHER_NS = 20_000
-"""Two clocks read within this were read together: many times what reading them takes."""
-
-STAMP_RESOLUTION_NS = 1_000
-"""What is left of an error where a segment has a stamp of its own."""
 
 
 class ConnectionLostError(Exception):
@@ -60,138 +41,6 @@ class SilenceError(Exception):
 
 class CutError(BaseException):
     """The end of the run cut the request; raised in its greenlet, and no listener's business to catch."""
-
-
-class Read(msgspec.Struct, frozen=True, gc=False):
-    """Bytes, when their last segment arrived (monotonic ns), and how that is known."""
-
-    data: bytes
-    at_ns: int
-    lag_ns: int
-    """How long they waited in the kernel; 0 where unstamped."""
-    away_ns: int
-    """How long the loop had been away before it read them: events that share the read may be older by so much."""
-    stamped: bool
-
-
-def _monotonic_ns(wall_ns: int) -> int:
-    """Return an instant of the wall clock as one of the monotonic clock, by reading both now."""
-    for _ in range(10):
-        before_ns, now_ns, after_ns = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-        if after_ns - before_ns <= _TOGETHER_NS:
-            break
-    return before_ns - (now_ns - wall_ns)
-
-
-class _Hub:
-    """The times of the event loop's sweeps over its sockets, and the buffer that they share.
-
-    What had arrived when a poll began was read in its sweep. So a stamp older than the poll before this sweep's, or
-    from the future, is wrong (the wall clock stepped), and how long the loop was busy before it polled bounds what a
-    shared stamp can hide.
-    """
-
-    def __init__(self) -> None:
-        loop = gevent.get_hub().loop
-        now_ns = time.monotonic_ns()
-        self.swept_ns = self._polled_ns = self.polled_before_ns = now_ns
-        self.away_ns = 0
-        self.buffers = (memoryview(bytearray(_READ_BYTES)),)
-        """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
-        self._longest_away_ns = 0
-        if _SO_TIMESTAMPNS is not None:
-            # The kernel begins to stamp some time after the first socket with the option, and ends with the last.
-            self._stamping = stdlib_socket.socket()
-            self._stamping.setsockopt(stdlib_socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
-        # Highest and lowest priority: first after the poll, last before it, when gevent's own callbacks have run.
-        self._check = loop.check(ref=False, priority=loop.MAXPRI)
-        self._check.start(self._sweeps)
-        self._prepare = loop.prepare(ref=False, priority=loop.MINPRI)
-        self._prepare.start(self._polls)
-
-    def _polls(self) -> None:
-        now_ns = time.monotonic_ns()
-        self.polled_before_ns, self._polled_ns = self._polled_ns, now_ns
-        self.away_ns = away_ns = now_ns - self.swept_ns
-        self._longest_away_ns = max(self._longest_away_ns, away_ns)
-
-    def _sweeps(self) -> None:
-        self.swept_ns = time.monotonic_ns()
-
-    @property
-    def complete_ns(self) -> int:
-        """Everything that arrived before this instant has been read."""
-        return self._polled_ns if self._polled_ns < self.swept_ns else self.polled_before_ns
-
-    def take_longest_away_ns(self) -> int:
-        """Return the longest time for which the loop was away since the last call."""
-        longest_ns, self._longest_away_ns = self._longest_away_ns, 0
-        return longest_ns
-
-
-_hubs: dict[int, _Hub] = {}
-
-
-def hub_times() -> _Hub:
-    """Return the sweep times of this thread's hub; the first call begins to take them."""
-    hub = gevent.get_hub()
-    times = _hubs.get(id(hub))
-    if times is None:
-        times = _hubs[id(hub)] = _Hub()
-    return times
-
-
-@dataclass(frozen=True, slots=True)
-class Origin:
-    """Where a server is: what `--host` says, without the path."""
-
-    host: str
-    port: int
-    tls: ssl.SSLContext | None = None
-
-    @property
-    def netloc(self) -> str:
-        """Value of the Host header (RFC 9110, section 7.2)."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
-        return host if self.port == (443 if self.tls else 80) else f"{host}:{self.port}"
-
-
-def origin_of(url: str, *, insecure: bool = False, ca_pem: str | None = None) -> tuple[Origin, str]:
-    """Split `--host` into the origin and the path before `/v1`; a trailing `/v1` may be given or left out."""
-    try:
-        parts = urlsplit(url)
-        host, port = parts.hostname, parts.port
-    except ValueError:
-        host = None
-    if not host or port == 0 or parts.scheme not in ("http", "https"):
-        raise InputError(f"--host {url!r} is not the address of a server; write it like http://my-server:8000")
-    tls = None
-    if parts.scheme == "https":
-        tls = tls_context(insecure=insecure, ca_pem=ca_pem)
-    path = quote(parts.path.rstrip("/").removesuffix("/v1"), safe="/%:@!$&'()*+,;=~")
-    return Origin(host, port or (443 if tls else 80), tls), path
-
-
-def read_ca(path: str) -> str:
-    """Return the certificates of a PEM file as text, which travels to workers that do not have the file."""
-    try:
-        pem = Path(path).read_text(encoding="ascii")
-        ssl.create_default_context(cadata=pem)
-    except OSError as error:  # ssl.SSLError is one
-        raise InputError(f"--ca-file {path}: {error.strerror or error}") from None
-    except ValueError:
-        raise InputError(f"--ca-file {path}: no certificate in it; expected a PEM file") from None
-    return pem
-
-
-def tls_context(*, insecure: bool, ca_pem: str | None) -> ssl.SSLContext:
-    """Return how to speak TLS: with the check of certificates, of the given authorities if any, or without."""
-    context = ssl.create_default_context(cadata=ca_pem)
-    context.set_alpn_protocols(["http/1.1"])
-    if insecure:
-        context.check_hostname = False
-        context.verify_mode = ssl.CERT_NONE
-    return context
 
 
 class Connection:
@@ -215,8 +64,8 @@ class Connection:
         self._timer: Any = None
         self._sock = gevent.socket.create_connection((origin.host, origin.port), timeout=connect_timeout_s)
         self._sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
-        if _SO_TIMESTAMPNS is not None:
-            self._sock.setsockopt(stdlib_socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        if SO_TIMESTAMPNS is not None:
+            self._sock.setsockopt(stdlib_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         # gevent's own would wait; the real socket's does not.
         self._recvmsg_into: Callable[..., Any] = self._sock._sock.recvmsg_into  # noqa: SLF001
         self._loop = gevent.get_hub().loop
@@ -230,7 +79,7 @@ class Connection:
     def _readable(self) -> None:
         """Take what has arrived; runs in the hub, once per sweep."""
         try:
-            size, ancillary, _, _ = self._recvmsg_into(self._times.buffers, _ANCILLARY_BYTES)
+            size, ancillary, _, _ = self._recvmsg_into(self._times.buffers, ANCILLARY_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
@@ -240,7 +89,8 @@ class Connection:
             now_ns = time.monotonic_ns()
             if size:
                 self._heard_ns = now_ns
-                self._reads.append(self._stamp(bytes(self._times.buffers[0][:size]), ancillary, now_ns))
+                data = bytes(self._times.buffers[0][:size])
+                self._reads.append(read_of(data, ancillary, now_ns, self._times))
                 self._queued += size
                 if self._queued > _QUEUE_BYTES:
                     self._watcher.stop()
@@ -257,7 +107,7 @@ class Connection:
     @property
     def _may_gather(self) -> bool:
         """Whether what has come can wait for more; the end of a ciphertext's body cannot be seen."""
-        if not self.patient or self._finished or self._tls is not None or self._queued > _READ_BYTES:
+        if not self.patient or self._finished or self._tls is not None or self._queued > READ_BYTES:
             return False
         return not self._reads[-1].data.endswith(_LAST_CHUNK)
 
@@ -265,20 +115,6 @@ class Connection:
         """Wake the reader now if anything has come."""
         if self._waiter is not None and self._reads:
             self._loop.run_callback(self._wake)
-
-    def _stamp(self, data: bytes, ancillary: list[tuple[int, int, bytes]], now_ns: int) -> Read:
-        times = self._times
-        away_ns = times.away_ns + now_ns - times.swept_ns
-        for _, kind, value in ancillary:
-            if kind == _SO_TIMESTAMPNS and len(value) == _TIMESPEC.size:
-                seconds, nanoseconds = _TIMESPEC.unpack(value)
-                stamp_ns = seconds * 1_000_000_000 + nanoseconds
-                lag_ns = time.time_ns() - stamp_ns
-                if time.monotonic_ns() - now_ns > _TOGETHER_NS:  # this process slept between the two readings
-                    lag_ns = now_ns - _monotonic_ns(stamp_ns)
-                if 0 <= lag_ns <= now_ns - times.polled_before_ns:
-                    return Read(data, now_ns - lag_ns, lag_ns, away_ns, stamped=True)
-        return Read(data, now_ns, 0, away_ns, stamped=False)
 
     def _wake(self) -> None:
         self._gathering.stop()
@@ -420,7 +256,7 @@ class Connection:
         plain: list[bytes] = []
         try:
             while True:
-                piece = self._tls.read(_READ_BYTES)
+                piece = self._tls.read(READ_BYTES)
                 if not piece:
                     return b"".join(plain) or None
                 plain.append(piece)
@@ -463,55 +299,3 @@ class Pool:
         """Close all idle connections."""
         while self._idle:
             self._idle.pop().close()
-
-
-class Response(HTTPResponse):
-    """A response that is fed bytes and gathers the pieces of its body."""
-
-    def __init__(self) -> None:
-        super().__init__("POST")
-        self.pieces: list[bytes] = []
-
-    def _on_body(self, buf: bytearray) -> None:
-        self.pieces.append(bytes(buf))
-
-    @property
-    def head_complete(self) -> bool:
-        """Whether the head of the final response is complete; interim ones (1xx) are passed over."""
-        return bool(self.headers_complete) and self.status_code >= 200  # noqa: PLR2004
-
-    def header(self, name: str) -> str:
-        """Return a header's value, the empty string where it is absent."""
-        value = self.get(name)
-        return value if isinstance(value, str) else ", ".join(value or ())
-
-
-def feed(response: Response, read: Read | None) -> None:
-    """Parse what was read, None being the end; raises `HTTPParseError`, `ConnectionLostError` for an early end."""
-    if read is not None:
-        response.feed(read.data)
-        return
-    try:
-        response.feed(b"")
-    except HTTPParseError as error:
-        raise ConnectionLostError("the connection ended in the middle of the response") from error
-    if not response.message_complete:
-        raise ConnectionLostError("the connection ended in the middle of the response")
-
-
-__all__ = [
-    "Connection",
-    "ConnectionLostError",
-    "CutError",
-    "HTTPParseError",
-    "Origin",
-    "Pool",
-    "Read",
-    "Response",
-    "SilenceError",
-    "feed",
-    "hub_times",
-    "origin_of",
-    "read_ca",
-    "tls_context",
-]

@@ -1,0 +1,96 @@
+"""A request that has ended → the samples and counters that it adds to a cell.
+
+What failures do to the numbers is decided here: `ttft` and gaps, which were taken while the request ran, stay; `tpot`,
+`e2el` and `output_tokens` come from ok requests alone; a request that the end of the run cut leaves its age.
+"""
+
+from vllm_locust.recording import Cell, Failure
+from vllm_locust.timeline import CUT, Outcome, Timeline
+
+_FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
+"""Those of the dialect; what else servers say is counted as `other`, for they say anything."""
+
+
+def count_end(timeline: Timeline, cell: Cell) -> None:
+    """Count an ended request."""
+    outcome = timeline.outcome
+    cell.count(f"outcome|{outcome}|{timeline.status}")
+    for name in ("heartbeats", "comments", "reconnects"):
+        if number := getattr(timeline, name):
+            cell.count(name, number)
+    _count_tokens(timeline, cell)
+    if timeline.ttfc_ns is not None:
+        cell.histogram("ttfc").add(timeline.ttfc_ns)
+    longest_ns = _longest_gap_ns(timeline)
+    if longest_ns is not None:
+        cell.histogram("itl_max").add(longest_ns)
+    if timeline.coalesced:
+        cell.count("coalesced")
+    if outcome is Outcome.OK:
+        _count_ok(timeline, cell)
+    elif outcome is Outcome.CANCELLED:
+        _count_cut(timeline, cell)
+    elif timeline.first_ns is None:
+        cell.count("failed_without_token")
+
+
+def failure(timeline: Timeline, at_ns: int) -> Failure:
+    """Return what is kept of a failed request, which ended `at_ns` after the start."""
+    return Failure(
+        scenario=timeline.scenario,
+        endpoint=timeline.endpoint,
+        outcome=str(timeline.outcome),
+        status=timeline.status,
+        first_ns=at_ns,
+        last_ns=at_ns,
+        message=timeline.message,
+    )
+
+
+def _count_tokens(timeline: Timeline, cell: Cell) -> None:
+    received = timeline.events + timeline.bundled
+    missing = timeline.output_tokens - received
+    if missing > 0:
+        cell.count("tokens_received", missing)
+        received += missing
+    elif missing < 0:
+        cell.count("tokens_surplus", -missing)
+    if timeline.outcome is not None and timeline.outcome.failed and received:
+        cell.count("tokens_failed", received)
+    if timeline.input_tokens is not None:
+        cell.histogram("input_tokens").add(timeline.input_tokens)
+    if timeline.cached_tokens is not None:
+        cell.histogram("cached_tokens").add(timeline.cached_tokens)
+
+
+def _longest_gap_ns(timeline: Timeline) -> int | None:
+    """Return the largest gap; a stream that was waited for in vain has an open one."""
+    if timeline.coalesced or timeline.last_ns is None or timeline.done_ns is None:
+        return None
+    if timeline.outcome in (Outcome.IDLE_TIMEOUT, Outcome.TOKEN_TIMEOUT, Outcome.TOTAL_TIMEOUT):
+        return max(timeline.longest_gap_ns or 0, timeline.done_ns - timeline.last_ns)
+    return timeline.longest_gap_ns
+
+
+def _count_ok(timeline: Timeline, cell: Cell) -> None:
+    e2el_ns = timeline.e2el_ns
+    if e2el_ns is not None:
+        cell.histogram("e2el").add(e2el_ns)
+    for tpot_ns in timeline.tpots_ns():
+        cell.histogram("tpot").add(tpot_ns)
+    cell.histogram("output_tokens").add(timeline.output_tokens)
+    if timeline.estimated:
+        cell.count("estimated")
+    if timeline.expected_tokens is not None and timeline.output_tokens < timeline.expected_tokens:
+        cell.count("short_outputs")
+    for reason in timeline.finish_reasons.values():
+        cell.count(f"finish|{reason if reason in _FINISH_REASONS else 'other'}")
+
+
+def _count_cut(timeline: Timeline, cell: Cell) -> None:
+    if timeline.sent_ns is None or timeline.done_ns is None:
+        return
+    age_ns = timeline.done_ns - timeline.sent_ns
+    if timeline.first_ns is None:
+        cell.histogram(CUT["ttft"]).add(age_ns)
+    cell.histogram(CUT["e2el"]).add(age_ns)

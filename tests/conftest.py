@@ -1,6 +1,10 @@
-"""What all tests share: the switch for golden files, and how hypothesis runs."""
+"""What tests share: the switch for golden files, how hypothesis runs, the emitter and its certificate."""
+
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from emitter import Emitter, certificate
 from hypothesis import settings
 
 # A slow or busy machine must not fail a property; how long all of it may take is the business of `make test`.
@@ -17,3 +21,16 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def update_golden(request: pytest.FixtureRequest) -> bool:
     """Whether golden files are written anew instead of compared."""
     return bool(request.config.getoption("--update-golden"))
+
+
+@pytest.fixture(scope="module")
+def emitter() -> Iterator[Emitter]:
+    """Run a scripted server in a process of its own."""
+    with Emitter() as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the certificate that an emitter can serve with."""
+    return certificate(tmp_path_factory.mktemp("tls"))

@@ -60,12 +60,6 @@ TRIES = 3
 PATIENT = Limits(connect_s=5, first_token_s=20, idle_s=20)
 
 
-@pytest.fixture(scope="module")
-def emitter() -> Iterator[Emitter]:
-    with Emitter() as running:
-        yield running
-
-
 CLIENTS: list[Client] = []
 """Those of the test; what they keep open is closed after it."""
 

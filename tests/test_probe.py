@@ -1,12 +1,11 @@
 """The probe finds out what a server is, and says in words what makes a run pointless."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from emitter import CLOSE, LENGTH, RAW, Answer, Emitter, Server, certificate
+from emitter import CLOSE, LENGTH, RAW, Answer, Emitter, Server
 
 from vllm_locust.errors import ExitCode, InputError, TargetError
 from vllm_locust.origin import read_ca
@@ -16,17 +15,6 @@ from vllm_locust.simulator import Profile, Simulator
 BOTH = ("chat", "completions")
 FAST = {"ttft_s": 0.0, "itl_s": 0.0}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
-
-
-@pytest.fixture(scope="module")
-def emitter() -> Iterator[Emitter]:
-    with Emitter() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return certificate(tmp_path_factory.mktemp("tls"))
 
 
 def replies(value: Any, status: str = "200 OK") -> Answer:

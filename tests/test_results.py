@@ -1,6 +1,7 @@
 """The run file and the numbers in it: right, strict, complete, and the same again after loading."""
 
 import json
+import resource
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -282,15 +283,16 @@ def test_a_start_that_is_no_time_still_gives_a_file(tmp_path: Path) -> None:
     assert save(Run.of(merged({}), Meta()), tmp_path).parent.name.startswith("run_2")
 
 
-def test_a_failed_write_leaves_nothing_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A full disk is an error of input that names the flag; half a file would be a trap."""
-
-    def full(_: int) -> NoReturn:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr("os.fsync", full)
-    with pytest.raises(InputError, match=r"--results .*No space left on device"):
-        save(Run.of(merged({}), META), tmp_path)
+def test_a_failed_write_leaves_nothing_behind(tmp_path: Path) -> None:
+    """A disk that takes no more is an error that names the flag; half a file would be a trap."""
+    run = Run.of(merged({}), META)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))  # no file may grow beyond
+    try:
+        with pytest.raises(InputError, match=r"--results .*File too large"):
+            save(run, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert list(tmp_path.iterdir()) == []
 
 

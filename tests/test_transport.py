@@ -7,7 +7,6 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -16,7 +15,7 @@ import gevent
 import gevent.server
 import gevent.socket
 import pytest
-from emitter import CLOSE, FIN, RAW, REF, RST, SILENCE, SO_TIMESTAMPNS, Answer, Emitter, Server, certificate, script
+from emitter import CLOSE, FIN, RAW, REF, RST, SILENCE, SO_TIMESTAMPNS, Answer, Emitter, Server, script
 
 from vllm_locust.client import Client, Limits
 from vllm_locust.errors import InputError
@@ -29,17 +28,6 @@ ASK = b"GET / HTTP/1.1\r\n\r\n"
 MS = 1_000_000
 PIECE = 8
 LINUX = pytest.mark.skipif(sys.platform != "linux", reason="only Linux stamps what a TCP socket receives")
-
-
-@pytest.fixture(scope="module")
-def emitter() -> Iterator[Emitter]:
-    with Emitter() as running:
-        yield running
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return certificate(tmp_path_factory.mktemp("tls"))
 
 
 def numbered(count: int, every_ms: float, **fields: object) -> Answer:

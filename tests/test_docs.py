@@ -16,11 +16,12 @@ import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
 from vllm_locust import cli, histogram, scenario, verdict
+from vllm_locust.cell import Cell, Key
 from vllm_locust.client import Limits
 from vllm_locust.errors import ExitCode
 from vllm_locust.exporter import Exporter, Snapshot
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Cell, Gauges, Key, Recording, Report, WindowState, to_wire
+from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.timeline import METRICS, Outcome, Unit
 
 README = (ROOT / "README.md").read_text()

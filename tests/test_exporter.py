@@ -23,11 +23,12 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.exporter import BOUNDS_S, HISTOGRAMS, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot, serve
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Cell, Cells, Gauges, Key, Recording, Report, WindowState, to_wire
+from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.timeline import METRICS
 
 if TYPE_CHECKING:

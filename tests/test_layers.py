@@ -18,6 +18,7 @@ LAYERS = [
         "terminal",
         "histogram",
         "timeline",
+        "cell",
         "recording",
         "sse",
         "api",
@@ -46,7 +47,7 @@ LAYERS = [
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
-    *("errors", "quantity", "histogram", "timeline", "recording", "sse", "api", "prompts", "scenario", "run"),
+    *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
     *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "cluster", "webui", "plugin"}

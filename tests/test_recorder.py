@@ -10,8 +10,9 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_locust.cell import Cell, Cells, Key, merge_cells, total
 from vllm_locust.recorder import Recorder
-from vllm_locust.recording import Cell, Cells, Gauges, Key, Recording, decode_report, encode_report, merge_cells, total
+from vllm_locust.recording import Gauges, Recording, decode_report, encode_report
 from vllm_locust.timeline import Outcome, Timeline
 
 MS = 1_000_000

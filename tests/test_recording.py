@@ -13,14 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from vllm_locust.cell import Cell, Cells, Key, merge_cells, select, total
 from vllm_locust.histogram import Histogram
 from vllm_locust.recording import (
     FORMAT,
-    Cell,
-    Cells,
     Failure,
     Gauges,
-    Key,
     Mark,
     Recording,
     Report,
@@ -29,10 +27,7 @@ from vllm_locust.recording import (
     encode_report,
     from_wire,
     load,
-    merge_cells,
-    select,
     to_wire,
-    total,
     windows_of,
 )
 

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Recording, Report, WindowState, to_wire
+from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
 from vllm_locust.results import Run
 from vllm_locust.summary import COUNTS, Meta

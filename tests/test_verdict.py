@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 
+from vllm_locust.cell import Cell, Key
 from vllm_locust.errors import ExitCode
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Cell, Failure, Gauges, Key, Recording, Report, WindowState, to_wire
+from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.summary import Meta, summary
 from vllm_locust.verdict import CPU_SHARE, FAILED_SHARE, exit_code, fidelity_line, findings, generator_faults
 

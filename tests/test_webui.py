@@ -10,7 +10,7 @@ import pytest
 _SCRIPT = """
 import json, sys
 from locust.stats import RequestStats
-from vllm_locust.recording import Cell, Key
+from vllm_locust.cell import Cell, Key
 from vllm_locust.webui import update_rows
 
 given = json.load(sys.stdin)

@@ -32,10 +32,11 @@ from gevent.socket import AF_INET, AF_INET6, create_server, has_dualstack_ipv6
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import InputError
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Cell, Cells, Key, Recording
+from vllm_locust.recording import Recording
 from vllm_locust.timeline import METRICS, Unit
 
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2el")

@@ -25,7 +25,7 @@ from locust.env import Environment
 from locust.event import EventHook
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
-from vllm_locust import __version__, cluster, exporter, plan, recording, report, results, summary, verdict, webui
+from vllm_locust import __version__, cell, cluster, exporter, plan, report, results, summary, verdict, webui
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.generator import generator_of
 from vllm_locust.quantity import duration_s, format_duration, format_rate
@@ -304,7 +304,7 @@ class Host:
         """Return one line about now: what has ended, what runs, how the last closed window was."""
         master = self._master
         assert master.recording is not None  # noqa: S101 - a run is on
-        total = recording.total(master.recording.totals.values())
+        total = cell.total(master.recording.totals.values())
         ended = {name: n for name, n in total.counters.items() if name.startswith("outcome|")}
         ok = sum(n for name, n in ended.items() if name.startswith("outcome|ok|"))
         failed = sum(ended.values()) - ok - sum(n for name, n in ended.items() if name.startswith("outcome|cancelled|"))
@@ -313,7 +313,7 @@ class Host:
         line = f"{age_s:4.0f} s  {in_flight} streams in flight, {ok} ok, {failed} failed"
         closed = master.recording.closed_windows(master.live_workers)
         if closed:
-            window = recording.total(master.recording.window(closed - 1).values())
+            window = cell.total(master.recording.window(closed - 1).values())
             ttft, itl = (window.histograms.get(name) for name in ("ttft", "itl"))
             p95 = format_duration(None if ttft is None else (ttft.percentile(0.95) or 0) / 1e9)
             p99 = format_duration(None if itl is None else (itl.percentile(0.99) or 0) / 1e9)

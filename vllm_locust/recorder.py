@@ -20,7 +20,8 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_locust import tally
-from vllm_locust.recording import Cell, Cells, Failure, Gauges, Key, Report, WindowState, to_wire
+from vllm_locust.cell import Cell, Cells, Key
+from vllm_locust.recording import Failure, Gauges, Report, WindowState, to_wire
 from vllm_locust.timeline import Choice, Timeline
 
 

@@ -12,63 +12,16 @@ Running totals are moved by the difference of two states; nothing is summed agai
 What it does not do: keep samples, know what a metric means, or look at a clock.
 """
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import msgspec
 
+from vllm_locust.cell import Cell, Cells, Key, merge_cells
 from vllm_locust.histogram import Histogram
 
 FORMAT = 1
 """Version of the encoding, on the wire and in run files; another one is refused."""
-
-
-class Key(NamedTuple):
-    """What samples are kept apart by."""
-
-    scenario: str
-    endpoint: str
-    phase: str = "steady"
-    stage: int = 0
-
-
-@dataclass(slots=True)
-class Cell:
-    """Histograms by metric and counters by name, of one key in one stretch of time."""
-
-    histograms: dict[str, Histogram] = field(default_factory=dict)
-    counters: dict[str, int] = field(default_factory=dict)
-
-    def histogram(self, metric: str) -> Histogram:
-        """Return the histogram of a metric to be written to."""
-        found = self.histograms.get(metric)
-        if found is None:
-            found = self.histograms[metric] = Histogram()
-        return found
-
-    def count(self, name: str, number: int = 1) -> None:
-        """Add to a counter."""
-        self.counters[name] = self.counters.get(name, 0) + number
-
-    def merge(self, other: "Cell") -> None:
-        """Add all of another cell."""
-        for metric, histogram in other.histograms.items():
-            self.histogram(metric).merge(histogram)
-        for name, number in other.counters.items():
-            self.count(name, number)
-
-    def replace(self, old: "Cell", new: "Cell") -> None:
-        """Move this total by the difference of two states of a part of it; `new` has grown out of `old`."""
-        for metric, histogram in new.histograms.items():
-            self.histogram(metric).replace(old.histograms.get(metric, _EMPTY), histogram)
-        for name, number in new.counters.items():
-            self.count(name, number - old.counters.get(name, 0))
-
-
-_EMPTY = Histogram()
-
-Cells = dict[Key, Cell]
 
 
 class Gauges(msgspec.Struct, array_like=True, kw_only=True):
@@ -193,12 +146,6 @@ def to_wire(cells: Cells) -> list[WireCell]:
 def from_wire(cells: Iterable[WireCell]) -> Cells:
     """Turn what travelled back into cells."""
     return {c.key: Cell({m: _unpack(h) for m, h in c.histograms.items()}, c.counters) for c in cells}
-
-
-def merge_cells(target: Cells, source: Cells) -> None:
-    """Add all of some cells to others."""
-    for key, cell in source.items():
-        target.setdefault(key, Cell()).merge(cell)
 
 
 def _pack(histogram: Histogram) -> WireHistogram:
@@ -348,18 +295,3 @@ def load(saved: dict[str, Any]) -> Recording:
         recording.failures[failure.kind] = failure
     recording.marks = msgspec.convert(saved["marks"], list[Mark])
     return recording
-
-
-def select(cells: Cells, *, scenario: str | None = None, phase: str | None = None) -> Iterator[Cell]:
-    """Yield the cells of a scenario and a phase; absent means all."""
-    for key, cell in cells.items():
-        if (scenario is None or key.scenario == scenario) and (phase is None or key.phase == phase):
-            yield cell
-
-
-def total(cells: Iterable[Cell]) -> Cell:
-    """Add up cells into a new one."""
-    result = Cell()
-    for cell in cells:
-        result.merge(cell)
-    return result

@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from vllm_locust import recording as recordings
+from vllm_locust.cell import Cell, Cells, select, total
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Cell, Cells, Failure, Gauges, Recording
+from vllm_locust.recording import Failure, Gauges, Recording
 from vllm_locust.timeline import CUT, METRICS, Outcome, Unit
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
@@ -66,7 +66,7 @@ def summary(recording: Recording, meta: Meta) -> Summary:
         "total": whole,
         "scenarios": {
             name: _scope({key: cell for key, cell in cells.items() if key.scenario == name})
-            | {"rates": _rates(recordings.select(within, scenario=name), length_s)}
+            | {"rates": _rates(select(within, scenario=name), length_s)}
             for name in dict.fromkeys([*meta.parts, *found])
         },
         "failures": _failures(recording),
@@ -75,8 +75,8 @@ def summary(recording: Recording, meta: Meta) -> Summary:
 
 
 def _scope(cells: Cells) -> Summary:
-    steady = recordings.total(recordings.select(cells, phase="steady"))
-    every = recordings.total(cells.values())
+    steady = total(select(cells, phase="steady"))
+    every = total(cells.values())
     outcomes = _outcomes(every)
     failed, cancelled = _failed(outcomes), outcomes[Outcome.CANCELLED]
     return {
@@ -139,7 +139,7 @@ def _judged(steady: Cell) -> Summary:
 
 
 def _rates(cells: Iterable[Cell], length_s: float | None) -> Summary:
-    cell = recordings.total(cells)
+    cell = total(cells)
     numbers = {
         "request_per_s": _outcomes(cell)[Outcome.OK],
         "sent_per_s": cell.counters.get("sent", 0),
@@ -198,7 +198,7 @@ def _failure(kind: tuple[str, str, str, int], number: int, known: Failure | None
 
 
 def _fidelity(recording: Recording) -> Summary:
-    steady = recordings.total(recordings.select(recording.totals, phase="steady"))
+    steady = total(select(recording.totals, phase="steady"))
     stamped, unstamped = steady.counters.get("stamped", 0), steady.counters.get("unstamped", 0)
     by_worker: dict[str, list[Gauges]] = defaultdict(list)
     for (worker, _), gauges in sorted(recording.gauges.items(), key=lambda item: item[0]):

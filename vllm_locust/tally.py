@@ -4,7 +4,8 @@ What failures do to the numbers is decided here: `ttft` and gaps, which were tak
 `e2el` and `output_tokens` come from ok requests alone; a request that the end of the run cut leaves its age.
 """
 
-from vllm_locust.recording import Cell, Failure
+from vllm_locust.cell import Cell
+from vllm_locust.recording import Failure
 from vllm_locust.timeline import CUT, Outcome, Timeline
 
 _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")

@@ -9,8 +9,8 @@ from typing import cast
 
 from locust.stats import RequestStats, StatsEntry
 
+from vllm_locust.cell import Cells, select, total
 from vllm_locust.histogram import Histogram, middle
-from vllm_locust.recording import Cells, select, total
 
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
 

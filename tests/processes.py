@@ -81,11 +81,18 @@ def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 30) 
 @contextmanager
 def simulator(folder: Path, *flags: str) -> Iterator[str]:
     """Run a simulator; yields its address."""
+    with simulator_process(folder, *flags) as (url, _):
+        yield url
+
+
+@contextmanager
+def simulator_process(folder: Path, *flags: str) -> Iterator[tuple[str, Process]]:
+    """Run a simulator; yields its address and itself."""
     port = free_port()
     command = [sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port), *flags]
     with process(command, folder / f"simulator-{port}.log") as running:
         wait_for(lambda: get(f"http://127.0.0.1:{port}/health") is not None or running.popen.poll(), "simulator")
-        yield f"http://127.0.0.1:{port}"
+        yield f"http://127.0.0.1:{port}", running
 
 
 def get(url: str) -> str:

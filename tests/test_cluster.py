@@ -130,6 +130,24 @@ def test_a_killed_worker_is_named_and_what_it_reported_stays(tmp_path: Path, ser
     assert 0 < run["summary"]["total"]["outcomes"]["ok"] <= served(server)["completed"]
 
 
+def test_a_worker_that_joins_late_takes_part_and_nothing_is_sent_twice(tmp_path: Path, server: str) -> None:
+    """Locust's worker takes messages before its listeners run, so it may be told to start before it can listen."""
+    arguments = headless(tmp_path, server, "-u", "6", "-r", "6", "-t", "12s", "--tags", "short")
+    with cluster(tmp_path, arguments, 1) as running:
+        wait_for(lambda: "streams in flight" in running.master.output, "progress")
+        port = running.master.popen.args[running.master.popen.args.index("--master-bind-port") + 1]
+        command = locust("--worker", "--master-port", port)
+        with process(command, tmp_path / "late.log", cwd=tmp_path) as late:
+            assert running.master.wait() == 0, running.master.output
+            late.wait(20)
+            assert_clean(running.master, late)
+    assert_equal_counts(tmp_path, server)
+    run = saved(tmp_path)
+    assert run["meta"]["load"]["workers"] == 2
+    assert "worker 2" in " ".join(run["meta"]["remarks"])
+    assert any(g[0].startswith("worker 2") and g[4] > 0 for g in run["recording"]["gauges"])
+
+
 def test_case_62_workers_need_neither_the_scenario_nor_its_prompts_and_obey_the_masters_tags(tmp_path: Path) -> None:
     """Sources: locustio/locust#1882, #1689."""
     here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
@@ -330,3 +348,10 @@ def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server
         assert served(server)["completed"] == 0
         browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="short")
         wait_for(lambda: served(server)["completed"] > 0, "requests of the mended form")
+        browser.post("stop")
+        results = tmp_path / "results"
+        wait_for(lambda: len(list(results.glob("*/run.json"))) == 1, "run file")
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="nowhere.toml")
+        wait_for(lambda: running.output.count("nowhere.toml' not found") == 2, "second error")
+        wait_for(lambda: browser.stats()["state"] == "stopped", "end of what never began")
+        assert len(list(results.glob("*/run.json"))) == 1  # the run before is not saved again

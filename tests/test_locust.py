@@ -4,12 +4,26 @@ import json
 import re
 import signal
 import socket
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from textwrap import dedent
 
 import pytest
-from processes import MIXED, assert_clean, headless, locust, process, saved, served, simulator, wait_for
+from processes import (
+    MIXED,
+    assert_clean,
+    headless,
+    locust,
+    process,
+    saved,
+    served,
+    simulator,
+    simulator_process,
+    wait_for,
+)
 
 FAST = ("--ttft", "20ms", "--itl", "2ms")
 
@@ -114,6 +128,64 @@ def test_a_run_that_is_interrupted_before_its_time_says_so(tmp_path: Path, serve
         assert "the run ended early" in running.output
 
 
+def test_a_second_ctrl_c_cuts_what_still_streams(tmp_path: Path) -> None:
+    with (
+        simulator(tmp_path, "--itl", "500ms") as url,
+        process(locust(*headless(tmp_path, url, "-u", "3", "-r", "3")), tmp_path / "l.log", cwd=tmp_path) as running,
+    ):
+        wait_for(lambda: served(url)["tokens"] > 3, "tokens")
+        running.interrupt()
+        time.sleep(0.5)
+        assert running.popen.poll() is None
+        running.interrupt()
+        assert running.wait(20) == 4  # nothing came to an end
+        assert_clean(running)
+    assert saved(tmp_path)["summary"]["total"]["outcomes"]["cancelled"] == 3
+
+
+def test_reset_stats_counts_from_the_end_of_the_ramp_up_and_is_no_early_end(tmp_path: Path, server: str) -> None:
+    code, output = run(tmp_path, headless(tmp_path, server, "-u", "3", "-r", "1", "-t", "6s", "--reset-stats"))
+    assert (code, "reset, 2 s after the start" in output) == (0, True), output
+    assert 3 < saved(tmp_path)["summary"]["duration_s"] < 5
+
+
+def test_locusts_json_has_stdout_to_itself(tmp_path: Path, server: str) -> None:
+    command = locust(*headless(tmp_path, server, "-t", "2s", "--json"))
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert json.loads(done.stdout)
+    assert "Verdict   ok" in done.stderr
+
+
+def test_a_server_that_is_gone_is_not_asked_in_a_hot_loop(tmp_path: Path) -> None:
+    with simulator_process(tmp_path, *FAST) as (url, server):
+        command = locust(*headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "6s"))
+        with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+            wait_for(lambda: served(url)["completed"] > 2, "requests")
+            server.popen.kill()
+            assert running.wait() == 3
+    outcomes = saved(tmp_path)["summary"]["total"]["outcomes"]
+    assert 0 < outcomes["connect_failed"] <= 2 * 6
+
+
+def test_a_class_whose_parts_are_left_out_takes_no_users(tmp_path: Path, server: str) -> None:
+    locustfile = write(
+        tmp_path,
+        """
+        from vllm_locust import ChatUser
+
+        class Brief(ChatUser):
+            scenario = "short"
+
+        class Reader(ChatUser):
+            scenario = "long"
+        """,
+    )
+    arguments = headless(tmp_path, server, "-u", "4", "-r", "4", "-t", "3s", "--parts", "short")
+    code, output = run(tmp_path, arguments, locustfile)
+    assert (code, "no part is left for user class Reader; it was left out" in output) == (0, True), output
+    assert saved(tmp_path)["summary"]["total"]["rates"]["in_flight_peak"] == 4
+
+
 def test_broken_streams_are_failures_in_locust_and_here_and_the_exit_code(tmp_path: Path) -> None:
     with simulator(tmp_path, *FAST, "--stream-errors", "0.5", "--early-ends", "0.25") as url:
         arguments = headless(tmp_path, url, "-u", "5", "-r", "5", "-t", "3s", "--tags", "short")
@@ -184,6 +256,7 @@ def test_custom_events_fire_once_per_request_with_what_the_recording_holds(tmp_p
         (["--seed", "x"], 2, "--seed is 'x'"),
         (["--host", "http://127.0.0.1:9"], 1, "no answer from http://127.0.0.1:9"),
         (["--host", "nonsense"], 2, "--host 'nonsense'"),
+        (["--host", "http://me:secret@127.0.0.1"], 2, "--host has a user name or password in it"),
         (["--results", "/proc/results"], 2, "--results"),
         (["--prometheus-port", "70000"], 2, "--prometheus-port is '70000'"),
     ],
@@ -194,6 +267,7 @@ def test_bad_input_is_refused_in_words_before_the_first_request(
     before = served(server)
     found, output = run(tmp_path, [*headless(tmp_path, server, "-t", "5s"), *arguments])
     assert (found, said in output, "Traceback" in output) == (code, True, False), output
+    assert "secret" not in output
     assert served(server) == before
 
 
@@ -249,14 +323,11 @@ def test_connections_are_kept_unless_new_ones_are_wanted(tmp_path: Path, server:
 
 def test_a_long_ramp_up_is_remarked_on(tmp_path: Path, server: str) -> None:
     _, output = run(tmp_path, headless(tmp_path, server, "-u", "4", "-t", "4s"))
-    assert "the ramp-up takes 4 s of 4 s" in output
+    assert "the ramp-up takes 3 s of 4 s" in output
     assert "-r" in output
 
 
 def test_the_saved_run_prints_the_same_report_again(tmp_path: Path, server: str) -> None:
-    import subprocess  # noqa: PLC0415
-    import sys  # noqa: PLC0415
-
     _, output = run(tmp_path, headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", "--name", "baseline"))
     (path,) = (tmp_path / "results").glob("baseline_*/run.json")
     command = [sys.executable, "-m", "vllm_locust", "report", str(path)]

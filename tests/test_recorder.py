@@ -802,6 +802,13 @@ def test_a_window_is_reported_whole_until_it_is_acknowledged_and_only_then_no_mo
     assert (changed.index, changed.seq, changed.cells[0].counters["token_events"]) == (0, 4, 4)
 
 
+def test_an_error_of_ours_after_the_end_is_no_other_error() -> None:
+    bench, _ = live(100, 150, 200)
+    bench.recorder.finish(bench.at(300))
+    bench.recorder.note_plugin_error()
+    assert sum(window.gauges.plugin_errors for window in bench.recorder.report(bench.now_ns).windows) == 1
+
+
 def test_an_acknowledgement_does_not_cover_what_changed_since() -> None:
     bench, timeline = live(100, 150, 200)
     bench.tick(300)

@@ -87,6 +87,7 @@ def test_prompts_are_cold_unless_the_file_says_otherwise(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("text", "message"),
     [
+        ('[part."a\\u001b[2J"]\nprompts = "p.jsonl"', ["part 'a\\x1b[2J'", "control characters"]),
         ('colour = 1\n[part.a]\nprompts = "p.jsonl"', ["colour: unknown key", "include, cache, weight, part"]),
         (
             '[part.a]\nprompts = "p.jsonl"\ntokens = 5',

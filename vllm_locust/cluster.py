@@ -17,7 +17,7 @@ import gevent
 import gevent.event
 import msgspec
 from locust.env import Environment
-from locust.runners import STATE_MISSING, MasterRunner, Runner
+from locust.runners import STATE_MISSING, MasterRunner, Runner, WorkerRunner
 
 from vllm_locust import __version__
 from vllm_locust.generator import Generator
@@ -25,12 +25,11 @@ from vllm_locust.origin import tls_context
 from vllm_locust.plan import Plan, stream_classes
 from vllm_locust.recording import Mark, Recording, decode_report, encode_report, windows_of
 from vllm_locust.run import Finish, Phase, Start, new_run_id
-from vllm_locust.users import restore_tasks
 
 logger = logging.getLogger(__name__)
 
-START, RESET, REPORT, ACK, FINISH, REFUSED = (
-    f"vllm_locust:{name}" for name in ("start", "reset", "report", "ack", "finish", "refused")
+HELLO, START, RESET, REPORT, ACK, FINISH, REFUSED = (
+    f"vllm_locust:{name}" for name in ("hello", "start", "reset", "report", "ack", "finish", "refused")
 )
 TICK_S = 1.0
 """How often a worker harvests and reports; so much do live figures lag."""
@@ -56,13 +55,19 @@ class Worker:
         runner.register_message(ACK, self._on_ack)
         # Concurrent: it waits for streams, and the messages behind it must not.
         runner.register_message(FINISH, self._on_finish, concurrent=True)
-        environment.events.test_start.add_listener(self._on_test_start)
+        # Locust's worker takes messages before it runs listeners of `init`: a start may have come too early for us.
+        if isinstance(runner, WorkerRunner):
+            runner.send_message(HELLO, {"version": __version__})
 
     def _on_start(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         start = msgspec.msgpack.decode(msg.data, type=Start)
+        known = self._generator.run.start
+        if known is not None and known.run == start.run:
+            return
         if start.version != __version__:
             logger.error("the master runs vllm-locust %s, this worker %s; install the same", start.version, __version__)
             self._runner.send_message(REFUSED, {"worker": start.worker, "version": __version__})
+            self._generator.refuse()
             return
         for user_class in stream_classes(self._environment.user_classes):
             user_class.insecure = start.settings.insecure
@@ -70,23 +75,20 @@ class Worker:
                 partial(tls_context, insecure=start.settings.insecure, ca_pem=start.settings.ca_pem)
             )
         self._generator.begin(start)
+        self._unacknowledged = 0
+        self._send(encode_report(self._generator.report()))  # tells the master that we take part
         recorder = self._generator.recorder
         if recorder is not None:
             recorder.itl_wanted = bool(self._environment.events.itl._handlers)  # type: ignore[attr-defined] # noqa: SLF001 - it has no public count
         if self._ticker is None:
             self._ticker = gevent.spawn(self._tick_for_ever)
 
-    def _on_test_start(self, **_: Any) -> None:
-        """Undo Locust's tag filter, which runs right before."""
-        for user_class in stream_classes(self._environment.user_classes):
-            restore_tasks(user_class)
-
     def _on_reset(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         start = self._generator.run.start
         if start is not None and start.run == msg.data["run"]:
             # What was counted until now belongs to the old epoch, and to counters that a reset does not touch.
             self._send(encode_report(self._generator.tick(self._runner.user_count)), last=True)
-            self._generator.new_epoch(start, msg.data["epoch"])
+            self._generator.new_epoch(start, msg.data["epoch"], msg.data["at_ns"])
 
     def _on_ack(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         recorder = self._generator.recorder
@@ -95,7 +97,16 @@ class Worker:
             self._unacknowledged = max(0, recorder.seq - msg.data["seq"])
 
     def _on_finish(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
-        self.finish(msgspec.msgpack.decode(msg.data, type=Finish))
+        finish = msgspec.msgpack.decode(msg.data, type=Finish)
+        if self._generator.run.phase is Phase.FINISHING:
+            self._generator.hurry(finish.stop_timeout_s)
+        else:
+            self.finish(finish)
+
+    def hurry(self) -> None:
+        """Cut what still streams, at a second Ctrl-C."""
+        if self._generator.run.phase is Phase.FINISHING:
+            self._generator.hurry(0)
 
     def _tick_for_ever(self) -> None:
         while True:
@@ -124,9 +135,9 @@ class Worker:
         run = self._generator.run
         if run.phase is not Phase.RUNNING or run.start is None or run.start.run != finish.run:
             return
-        # Locust's own stop sleeps for so long without answering heartbeats; whoever is left then has nothing to finish.
-        self._environment.stop_timeout = 0
         self._send(encode_report(self._generator.finish(finish)), last=True)
+        # Locust's own stop sleeps for so long without answering heartbeats; whoever is left now has nothing to finish.
+        self._environment.stop_timeout = 0
 
     def leave(self) -> None:
         """This process was interrupted: finish, with the master's word if it comes at once, without it if not."""
@@ -153,10 +164,17 @@ class Member:
 
     name: str
     rank: int
+    late: int = 0
+    """0 for those who were there at the start, else the how-manieth it was that joined later."""
+    confirmed: bool = False
+    """Whether it has said anything since it was told to start."""
+    reset: bool = False
+    """Whether its last report of the epoch before a reset has come."""
     finished: bool = False
-    """Whether its last report of the epoch has come."""
+    """Whether its final state has come."""
     refused: bool = False
     lost: bool = False
+    left: bool = False
 
 
 class Master:
@@ -169,11 +187,17 @@ class Master:
         self.plan: Plan | None = None
         self.recording: Recording | None = None
         self.members: dict[str, Member] = {}
-        self.start_ns = 0
+        self.run_start_ns = self.start_ns = 0
+        """When the run began, and its epoch."""
         self.stop_ns: int | None = None
+        self._before: Recording | None = None
+        """The recording of the epoch before a reset, as long as last reports of it may come."""
         self._late = 0
+        self._ranks = 1
         self._sent: dict[str, str] = {}
+        self._deadline_ns = 0
         self._done = gevent.event.Event()
+        runner.register_message(HELLO, self._on_hello)
         runner.register_message(REPORT, self._on_report)
         runner.register_message(REFUSED, self._on_refused)
 
@@ -184,11 +208,12 @@ class Master:
         self.plan = plan
         self.recording = Recording(new_run_id(), 0, plan.settings.window_ns)
         self.phase = Phase.RUNNING
-        self.start_ns, self.stop_ns = time.monotonic_ns(), None
-        self._late = 0
+        self.run_start_ns = self.start_ns = time.monotonic_ns()
+        self.stop_ns, self._before, self._late = None, None, 0
         self._done.clear()
         clients = self._clients()
         self.members = {client: Member(self._name(client), rank) for rank, client in enumerate(clients)}
+        self._ranks = max(1, len(clients))
         for client in clients:
             self._send_start(client)
 
@@ -197,11 +222,22 @@ class Master:
         if self.phase is not Phase.RUNNING or self.recording is None or client in self.members:
             return
         self._late += 1
-        self.members[client] = Member(self._name(client), 0)
+        self.members[client] = Member(self._name(client), 0, late=self._late)
         self._mark(f"{self.members[client].name} joined")
-        self._send_start(client, late=self._late)
+        self._send_start(client)
 
-    def _send_start(self, client: str, late: int = 0) -> None:
+    def refuse(self) -> None:
+        """There is no run: what was asked for cannot be done."""
+        self.phase = Phase.IDLE
+
+    def _on_hello(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        """Start a worker again that was told to before it could listen."""
+        self._sent.pop(msg.node_id, None)
+        member = self.members.get(msg.node_id)
+        if self.phase is Phase.RUNNING and member is not None and not member.confirmed:
+            self._send_start(msg.node_id)
+
+    def _send_start(self, client: str) -> None:
         assert self.plan is not None and self.recording is not None  # noqa: S101, PT018 - a run has begun
         plan, known = self.plan, self._sent.get(client) == self.plan.hash
         start = Start(
@@ -209,10 +245,11 @@ class Master:
             run=self.recording.run,
             epoch=self.recording.epoch,
             age_ns=time.monotonic_ns() - self.start_ns,
+            run_age_ns=time.monotonic_ns() - self.run_start_ns,
             worker=self.members[client].name,
             rank=self.members[client].rank,
-            ranks=max(1, len(self.members) - self._late),
-            late=late,
+            ranks=self._ranks,
+            late=self.members[client].late,
             settings=plan.settings,
             scenario_hash=plan.hash,
             scenarios=None if known else plan.encoded,
@@ -225,15 +262,22 @@ class Master:
         old = self.recording
         if old is None or self.phase is not Phase.RUNNING:
             return None
-        started_ns = time.monotonic_ns()
-        for client in list(self._waited_for()):
-            self._runner.send_message(RESET, {"run": old.run, "epoch": old.epoch + 1}, client)
-        while any(self._waited_for()) and time.monotonic_ns() < started_ns + _RESET_NS:
+        self._before, self.recording = old, Recording(old.run, old.epoch + 1, old.window_ns)
+        self.start_ns = time.monotonic_ns()
+        at_ns = self.start_ns - self.run_start_ns
+        self.members = {client: m for client, m in self.members.items() if not (m.finished or self._gone(client))}
+        self._mark(f"reset, {at_ns / 1e9:.0f} s after the start")
+        for client, member in self.members.items():
+            member.reset = False
+            message = {"run": old.run, "epoch": old.epoch + 1, "at_ns": at_ns}
+            self._runner.send_message(RESET, message, client)
+        while self._resetting() and time.monotonic_ns() < self.start_ns + _RESET_NS:
             gevent.sleep(_POLL_S)
-        self.recording, self.start_ns = Recording(old.run, old.epoch + 1, old.window_ns), started_ns
-        for member in self.members.values():
-            member.finished = False
+        self._before = None
         return old
+
+    def _resetting(self) -> bool:
+        return any(m.confirmed and not m.reset and not self._gone(client) for client, m in self.members.items())
 
     # During
 
@@ -243,10 +287,14 @@ class Master:
         except (ValueError, TypeError, KeyError) as error:
             logger.error("a report of worker %s cannot be read and is dropped: %s", msg.node_id, error)
             return
+        member = self.members.get(msg.node_id)
+        if member is not None:
+            member.confirmed = True
         if self.recording is not None and self.recording.merge(report):
-            member = self.members.get(msg.node_id)
             if member is not None and msg.data["last"]:
                 member.finished = True
+        elif self._before is not None and self._before.merge(report) and member is not None and msg.data["last"]:
+            member.reset = True
         ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
         self._runner.send_message(ACK, ack, msg.node_id)
 
@@ -255,17 +303,21 @@ class Master:
         logger.error("%s runs vllm-locust %s, this master %s; it takes no part", name, version, __version__)
         if msg.node_id in self.members:
             self.members[msg.node_id].refused = True
+            self._mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
 
     def watch(self) -> None:
         """Note workers that have gone, and those that are back."""
         for client, member in self.members.items():
-            lost = not member.finished and self._gone(client)
+            gone = self._gone(client)
+            lost, left = gone and not member.finished, gone and member.finished
             if lost and not member.lost:
                 logger.warning("%s is lost; what it had reported stays in the results", member.name)
                 self._mark(f"{member.name} lost")
-            elif member.lost and not lost and not member.finished:
+            elif member.lost and not gone:
                 self._mark(f"{member.name} back")
-            member.lost = lost
+            elif left and not member.left and self.phase is Phase.RUNNING:
+                self._mark(f"{member.name} left")
+            member.lost, member.left = lost, left
 
     def _mark(self, text: str) -> None:
         if self.recording is not None:
@@ -274,7 +326,7 @@ class Master:
     @property
     def live_workers(self) -> tuple[str, ...]:
         """Names of those who take part now."""
-        return tuple(m.name for m in self.members.values() if not m.lost and not m.refused)
+        return tuple(m.name for m in self.members.values() if not (m.lost or m.left or m.refused))
 
     # End
 
@@ -295,13 +347,22 @@ class Master:
         message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s))
         for client in list(self._waited_for()):
             self._runner.send_message(FINISH, message, client)
-        deadline_ns = self.stop_ns + round((stop_timeout_s + finish_timeout_s) * 1e9)
-        while any(self._waited_for()) and time.monotonic_ns() < deadline_ns:
+        self._deadline_ns = self.stop_ns + round((stop_timeout_s + finish_timeout_s) * 1e9)
+        while any(self._waited_for()) and time.monotonic_ns() < self._deadline_ns:
             gevent.sleep(_POLL_S)
         self.watch()
         self.recording.length_ns = length_ns
         self.phase = Phase.FINISHED
         self._done.set()
+
+    def hurry(self, finish_timeout_s: float) -> None:
+        """Have everyone cut what still streams, at a second Ctrl-C."""
+        if self.phase is not Phase.FINISHING or self.recording is None:
+            return
+        message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=0, stop_timeout_s=0))
+        for client in list(self._waited_for()):
+            self._runner.send_message(FINISH, message, client)
+        self._deadline_ns = time.monotonic_ns() + round(finish_timeout_s * 1e9)
 
     @property
     def missing(self) -> list[str]:
@@ -309,7 +370,8 @@ class Master:
         return [m.name for m in self.members.values() if not m.finished and not m.refused]
 
     def _waited_for(self) -> Iterator[str]:
-        return (c for c, m in self.members.items() if not m.finished and not m.refused and not self._gone(c))
+        """Yield those who take part, are there, and have more to say."""
+        return (c for c, m in self.members.items() if m.confirmed and not m.finished and not self._gone(c))
 
     # Locust's view of who is there
 

@@ -15,7 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_locust.errors import TargetError
+from vllm_locust.errors import ExitCode, TargetError
 
 _READY_S = 20.0
 _GRACE_S = 5.0
@@ -59,12 +59,13 @@ def _wait(process: "subprocess.Popen[bytes]") -> int:
     def interrupt(*_: object) -> None:
         nonlocal interrupts
         interrupts += 1
-        # The first one ends the run in order, the second one leaves.
-        process.send_signal(signal.SIGINT if interrupts == 1 else signal.SIGKILL)
+        # The first one ends the run in order, the second one hurries that, the third one leaves.
+        process.send_signal(signal.SIGINT if interrupts < 3 else signal.SIGKILL)  # noqa: PLR2004
 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, interrupt)
-    return process.wait()
+    code = process.wait()
+    return code if code >= 0 else int(ExitCode.NOT_RUN)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import gevent
+import gevent.event
 
 from vllm_locust import api, scenario
 from vllm_locust.client import Client, Limits
@@ -36,6 +37,9 @@ class Generator:
         self.recorder: Recorder | None = None
         self._client: Client | None = None
         self._known: tuple[str, bytes] | None = None
+        self._begun = gevent.event.Event()
+        self._run_start_ns = 0
+        self._deadline_ns = 0
 
     # The run
 
@@ -50,18 +54,25 @@ class Generator:
         if self._client is not None:
             self._client.pool.close()
         self._client = Client(Pool(origin, keep_alive=settings.keep_alive), Limits(), headers, prefix)
-        self.new_epoch(start, start.epoch, start.age_ns)
+        self._run_start_ns = time.monotonic_ns() - start.run_age_ns
+        self.new_epoch(start, start.epoch, start.run_age_ns - start.age_ns)
         self.run.begin(start, decode_scenarios(self._known[1]))
+        self._begun.set()
         # A full collection looks at all that Locust ever made, and keeps the loop away for as long as two tokens take.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
 
-    def new_epoch(self, start: Start, epoch: int, age_ns: int = 0) -> None:
-        """Record into a new epoch; what is in flight goes on, and ends unseen."""
-        now_ns = time.monotonic_ns()
+    def refuse(self) -> None:
+        """Take no part: users that wait for the run go."""
+        self.run.phase = Phase.FINISHED
+        self._begun.set()
+
+    def new_epoch(self, start: Start, epoch: int, at_ns: int) -> None:
+        """Record into a new epoch, which began `at_ns` after the run; what is in flight goes on, and ends unseen."""
+        start_ns, now_ns = self._run_start_ns + at_ns, time.monotonic_ns()
         wanted = self.recorder is not None and self.recorder.itl_wanted
-        self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, now_ns - age_ns, now_ns)
+        self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, start_ns, now_ns)
         self.recorder.itl_wanted = wanted
         hub_times().take_longest_away_ns()
 
@@ -89,8 +100,8 @@ class Generator:
         assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
         self.run.phase = Phase.FINISHING
         self.recorder.stop(time.monotonic_ns(), finish.windows)
-        deadline_ns = time.monotonic_ns() + round(finish.stop_timeout_s * 1e9)
-        while self._client.in_flight and time.monotonic_ns() < deadline_ns:
+        self.hurry(finish.stop_timeout_s)
+        while self._client.in_flight and time.monotonic_ns() < self._deadline_ns:
             gevent.sleep(0.02)
         if self._client.in_flight:
             self._client.cut_all()
@@ -100,10 +111,18 @@ class Generator:
         self.run.phase = Phase.FINISHED
         return self.report()
 
+    def hurry(self, stop_timeout_s: float) -> None:
+        """Let streams run out for so long from now on."""
+        self._deadline_ns = time.monotonic_ns() + round(stop_timeout_s * 1e9)
+
     # Requests
 
     def next_request(self, user_class: str, endpoint: str) -> tuple[Part, dict[str, Any], str]:
-        """Return part, body and request id of the next request of a user class; raises `GateClosedError`."""
+        """Return part, body and request id of the next request of a user class; raises `GateClosedError`.
+
+        Waits for the first run of this process: Locust may start users before the master's word is here.
+        """
+        self._begun.wait()
         run = self.run
         plan = run.scenarios.get(user_class)
         if not run.open or run.start is None or plan is None or not plan.parts:
@@ -123,6 +142,7 @@ class Generator:
         on_first_token: Callable[[Timeline], None],
     ) -> None:
         """Stream one request and record it; raises `GateClosedError` where none may start."""
+        self._begun.wait()
         run, recorder, client = self.run, self.recorder, self._client
         if not run.open or run.start is None or recorder is None or client is None:
             raise GateClosedError

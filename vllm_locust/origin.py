@@ -30,6 +30,8 @@ def origin_of(url: str, *, insecure: bool = False, ca_pem: str | None = None) ->
         host, port = parts.hostname, parts.port
     except ValueError:
         host = None
+    if host and "@" in parts.netloc:
+        raise InputError("--host has a user name or password in it, which is not used; give a key by --api-key")
     if not host or port == 0 or parts.scheme not in ("http", "https"):
         raise InputError(f"--host {url!r} is not the address of a server; write it like http://my-server:8000")
     tls = None

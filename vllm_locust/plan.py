@@ -78,7 +78,16 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
     remarks = [*_remarks(streaming, scenarios, target, options)]
-    kept = {cls.__name__: scenarios[cls.__name__] for cls in streaming if cls.endpoint in target.endpoints}
+    kept = {
+        cls.__name__: scenarios[cls.__name__]
+        for cls in streaming
+        if cls.endpoint in target.endpoints and _has_work(scenarios[cls.__name__], tags, exclude)
+    }
+    remarks += [
+        f"no part is left for user class {cls.__name__}; it was left out"
+        for cls in streaming
+        if not _has_work(scenarios[cls.__name__], tags, exclude)
+    ]
     encoded = encode_scenarios(kept)
     settings = Settings(
         target=access.url,
@@ -100,10 +109,15 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         scenarios=kept,
         encoded=encoded,
         hash=scenario.digest(encoded),
-        endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.endpoint in target.endpoints},
+        endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         parts=parts,
         remarks=tuple(remarks),
     )
+
+
+def _has_work(plan: Scenario, tags: tuple[str, ...], exclude: tuple[str, ...]) -> bool:
+    """Tell whether tags leave a class anything to send; one that builds its own bodies always has."""
+    return not plan.parts or bool(plan.only(tags, exclude).parts)
 
 
 def _target(streaming: list[type[StreamUser]], host: str | None) -> str:
@@ -158,8 +172,8 @@ def _remarks(
         if part.skipped_prompts
     ]
     run_time_s, users, rate = options.run_time, options.num_users, options.spawn_rate
-    if run_time_s and users and users / (rate or 1) > _LONG_RAMP * run_time_s:
-        ramp_s = users / (rate or 1)
+    ramp_s = ((users or 1) - 1) / (rate or 1)  # the first user comes at once
+    if run_time_s and ramp_s > _LONG_RAMP * run_time_s:
         remarks.append(f"the ramp-up takes {ramp_s:.0f} s of {run_time_s:.0f} s; a higher spawn rate (-r) shortens it")
     return remarks
 

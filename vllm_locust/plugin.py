@@ -5,6 +5,8 @@ what listeners raise, so errors of the user are turned into a message and an exi
 """
 
 import functools
+import inspect
+import itertools
 import logging
 import platform
 import signal
@@ -13,14 +15,13 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gevent
 import gevent.event
 import gevent.hub
 import locust
 from locust import argument_parser, events
-from locust import log as locust_log
 from locust.env import Environment
 from locust.event import EventHook
 from locust.runners import MasterRunner, Runner, WorkerRunner
@@ -30,7 +31,7 @@ from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.generator import generator_of
 from vllm_locust.quantity import duration_s, format_duration, format_rate
 from vllm_locust.run import Phase
-from vllm_locust.users import ChatUser, CompletionsUser, task_tags
+from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
 
 logger = logging.getLogger(__name__)
 
@@ -79,13 +80,13 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
         return
     if not plan.stream_classes(environment.user_classes) and not isinstance(runner, WorkerRunner):
         return
-    _interrupt_main_greenlet_only()
     if not any(task_tags(user_class) for user_class in environment.user_classes):
         # Tags name parts of scenarios here; Locust's filter would find nothing to keep, and warn of that.
         environment._tasks_filtered = True  # noqa: SLF001 - there is no other way to tell
     if isinstance(runner, WorkerRunner):
         _build_locusts_parser_once()
         worker = cluster.Worker(environment, runner, generator_of(environment))
+        _interrupt_main_greenlet_only(worker.hurry)
         # A process that only sends has no verdict: its failures are the master's to judge.
         environment.process_exit_code = int(ExitCode.OK)
         # Registered after Locust's own, hence called before it: quitting listeners run in reverse.
@@ -94,9 +95,19 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     if not isinstance(runner, MasterRunner):
         cluster.Worker(environment, runner, generator_of(environment))
     try:
-        Host(environment, runner).listen()
+        host = Host(environment, runner)
     except InputError as error:
         _refuse(error)
+    host.listen()
+    _interrupt_main_greenlet_only(host.hurry)
+    # Locust looks at its own stack when it stops; the first look takes 30 ms, in which streams wait.
+    inspect.stack()
+
+
+def restore(environment: Environment, **_: Any) -> None:
+    """Undo Locust's tag filter, which runs right before; a worker's first run may begin before it is attached."""
+    for user_class in plan.stream_classes(environment.user_classes):
+        restore_tasks(user_class)
 
 
 def _build_locusts_parser_once() -> None:
@@ -108,13 +119,23 @@ def _build_locusts_parser_once() -> None:
     argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
 
 
-def _interrupt_main_greenlet_only() -> None:
-    """Turn Ctrl-C into a KeyboardInterrupt of the main greenlet, not of whichever callback happens to run."""
-    main = gevent.getcurrent()
-    gevent.signal_handler(signal.SIGINT, lambda: gevent.hub.get_hub().loop.run_callback(main.throw, KeyboardInterrupt))
+def _interrupt_main_greenlet_only(hurry: Callable[[], None]) -> None:
+    """Turn Ctrl-C into a KeyboardInterrupt of the main greenlet, not of whichever callback happens to run.
+
+    The first one ends the run in order, the second one hurries that, the third one leaves.
+    """
+    main, interrupts = gevent.getcurrent(), itertools.count(1)
+
+    def interrupt() -> None:
+        if next(interrupts) == 2:  # noqa: PLR2004
+            hurry()
+        else:
+            gevent.hub.get_hub().loop.run_callback(main.throw, KeyboardInterrupt)
+
+    gevent.signal_handler(signal.SIGINT, interrupt)
 
 
-def _refuse(error: InputError) -> None:
+def _refuse(error: InputError) -> NoReturn:
     print(f"vllm-locust: {error}", file=sys.stderr)  # noqa: T201 - the user's terminal
     sys.exit(int(error.exit_code))
 
@@ -131,6 +152,11 @@ class Host:
         self._master = cluster.Master(runner)
         self._prepared: plan.Plan | None = None
         self._started = ""
+        self._name = "run"
+        self._users = 0
+        """The most users that Locust was told to run."""
+        self._reset = False
+        """Whether --reset-stats has had its one reset of the run."""
         self._run: results.Run | None = None
         self._saved: Path | None = None
         self._metrics = ""
@@ -188,16 +214,24 @@ class Host:
     def _on_test_start(self) -> None:
         prepared, self._prepared = self._prepared, None
         try:
-            if self._master.recording is not None:
-                self._exporter.retire(self._master.recording)
-            self._run = self._saved = None
-            self._started = datetime.now(UTC).isoformat(timespec="seconds")
-            self._environment.stop_timeout = float(self._options.stop_timeout or 0)
-            self._master.begin(prepared or self._plan())
+            prepared = prepared or self._plan()
         except InputError as error:
+            self._master.refuse()
             logger.error("the run was refused: %s", error)
             self._runner.log_exception("vllm-locust", str(error), "")
             gevent.spawn(self._runner.stop)
+            return
+        if self._master.recording is not None:
+            self._exporter.retire(self._master.recording)
+        self._run = self._saved = None
+        self._name, self._users, self._reset = self._options.name or "run", 0, False
+        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+        self._environment.stop_timeout = float(self._options.stop_timeout or 0)
+        self._master.begin(prepared)
+
+    def hurry(self) -> None:
+        """Cut what still streams, at a second Ctrl-C."""
+        self._master.hurry(self._finish_timeout_s)
 
     def _on_test_stopping(self) -> None:
         self._master.finish(float(self._options.stop_timeout or 0), self._finish_timeout_s)
@@ -216,7 +250,7 @@ class Host:
         except InputError as error:  # the disk is full, say: what was measured is shown all the same
             logger.error("the run is not saved: %s", error)
             code = ExitCode.NOT_RUN
-        self._environment.process_exit_code = int(ExitCode.NOT_RUN if locust_log.unhandled_greenlet_exception else code)
+        self._environment.process_exit_code = int(code)
         if not self._options.headless:
             self._print_report()
 
@@ -237,7 +271,9 @@ class Host:
             self._exporter.retire(old)
 
     def _on_spawning_complete(self) -> None:
-        if self._environment.reset_stats:
+        """Obey --reset-stats; Locust fires at each rebalancing, and only the first time is the end of the ramp-up."""
+        if self._environment.reset_stats and not self._reset:
+            self._reset = True
             self._on_reset()
 
     def _print_report(self) -> None:
@@ -245,18 +281,20 @@ class Host:
             where = {"Saved": self._saved, "Metrics": self._metrics}
             lines = "".join(f"{label:10}{place}\n" for label, place in where.items() if place)
             text = report.text(self._run, full=bool(self._options.full))
-            print(f"\n{text}{lines}", end="", flush=True)  # noqa: T201 - the user's terminal
+            # Locust's --json has stdout to itself.
+            file = sys.stderr if self._options.json else sys.stdout
+            print(f"\n{text}{lines}", end="", flush=True, file=file)
 
     def _meta(self) -> summary.Meta:
         master, options = self._master, self._options
         assert master.plan is not None and master.recording is not None  # noqa: S101, PT018 - the run is over
         prepared = master.plan
-        run_s = (master.recording.length_ns or 0) / 1e9
+        run_s = ((master.stop_ns or 0) - master.run_start_ns) / 1e9
         early = bool(self._immediate and options.run_time and run_s < options.run_time - 1)
         parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
         caches = {"cold" if part.cold else "natural" for part in parts.values()}
         return summary.Meta(
-            name=options.name or "run",
+            name=self._name,
             run=master.recording.run,
             started=self._started,
             plugin_version=__version__,
@@ -271,8 +309,8 @@ class Host:
             seed=prepared.settings.seed,
             cache=", ".join(sorted(caches)),
             load={
-                "users": self._runner.target_user_count,
-                "spawn_rate": options.spawn_rate,
+                "users": max(self._users, self._runner.target_user_count),
+                "spawn_rate": None if self._environment.shape_class else options.spawn_rate,
                 "run_time_s": options.run_time,
                 "workers": len(master.members),
             },
@@ -291,6 +329,7 @@ class Host:
             if self._master.phase is not Phase.RUNNING:
                 continue
             ticks += 1
+            self._users = max(self._users, self._runner.target_user_count)
             self._master.watch()
             self._update_rows()
             if self._options.headless and ticks % _PROGRESS_S == 0:
@@ -345,5 +384,6 @@ def _port(value: str | int) -> int:
 
 events.init_command_line_parser.add_listener(add_options)
 events.init.add_listener(attach)
+events.test_start.add_listener(restore)
 
 __all__ = ["ChatUser", "CompletionsUser", "Host", "add_options", "attach"]

@@ -182,7 +182,7 @@ class Recorder:
         self.harvest()
         self._flight(now_ns, 0)
         self._seal(max(self._windows) + 1)
-        del self._windows[self._oldest]
+        self._windows[self._oldest].changed = False  # nothing will come into it, and it need not travel
 
     def _seal(self, until: int) -> None:
         for index in range(self._oldest, until):

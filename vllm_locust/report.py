@@ -173,7 +173,7 @@ def _rates(rates: Summary) -> str:
 
 def _streams(rates: Summary) -> str:
     mean, peak = format_rate(rates["in_flight_mean"]), format_count(rates["in_flight_peak"])
-    return f"{mean} in flight on average, {peak} at most"
+    return f"{mean} in flight on average, {peak} at most (the sum of the workers' peaks)"
 
 
 def _outcomes(summary: Summary) -> list[str]:

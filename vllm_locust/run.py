@@ -62,6 +62,8 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     age_ns: int
     """How old the epoch is; counted on from there on the worker's own monotonic clock."""
+    run_age_ns: int
+    """How old the run is; the same unless statistics were reset."""
     worker: str
     """What the master calls this worker."""
     rank: int

@@ -195,6 +195,8 @@ def _read_toml(path: Path) -> dict[str, Any]:
 
 
 def _part(path: Path, name: str, value: dict[str, Any], *, skip_bad: bool) -> Part:
+    if not name.isprintable() or not name:
+        raise InputError(f"{path}: part {name!r}: a name is a label; it may not be empty or have control characters")
     table = _Table(path, f"part.{name}.", value)
     file = table.take("prompts", _text)
     if file is None:

@@ -8,6 +8,7 @@ import time
 import uuid
 from typing import Any, ClassVar
 
+import gevent
 from locust import FastHttpUser, User
 from locust.exception import InterruptTaskSet, RescheduleTask, RescheduleTaskImmediately, StopTest, StopUser
 
@@ -17,6 +18,10 @@ from vllm_locust.timeline import Outcome, Timeline
 
 _TOLD_TO_LOCUST = (StopUser, StopTest, RescheduleTask, RescheduleTaskImmediately, InterruptTaskSet)
 """What a listener may raise to tell Locust something; anything else is an error of ours."""
+
+
+_UNREACHABLE_S = 1.0
+"""How long a user whose connection was refused waits: a server that restarts is not asked a thousand times a second."""
 
 
 class StreamError(Exception):
@@ -50,6 +55,8 @@ class StreamUser(FastHttpUser):
 
         `model`, `stream` and `stream_options` are added unless the body has them. Failures are recorded, not raised.
         """
+        if not scenario.isprintable():
+            raise ValueError(f"scenario {scenario!r} is a label; it may not have control characters")
         return self._send(body, scenario, uuid.uuid4().hex, None)
 
     def _note_plugin_error(self) -> None:
@@ -82,6 +89,8 @@ class StreamUser(FastHttpUser):
             raise StopUser
         self._fire_itl(timeline)
         self._fire_request(timeline)
+        if timeline.outcome is Outcome.CONNECT_FAILED:
+            gevent.sleep(_UNREACHABLE_S)
         return timeline
 
     def _fire_ttft(self, timeline: Timeline) -> None:
@@ -124,7 +133,7 @@ class StreamUser(FastHttpUser):
 
 
 def restore_tasks(user_class: type[StreamUser]) -> None:
-    """Give a user class its tasks back: Locust's tag filter, which runs once per process, knows nothing of parts."""
+    """Give a user class that has no tasks (left) ours: Locust's tag filter knows nothing of parts."""
     own = [task for task in user_class.tasks if task is not StreamUser.send_next]
     user_class.tasks = own or [StreamUser.send_next]
 

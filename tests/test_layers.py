@@ -41,6 +41,8 @@ LAYERS = [
         "verdict",
         "results",
         "report",
+        "progress",
+        "options",
     ),
     *("exporter", "users", "plan", "cluster", "webui", "plugin", "check", "demo"),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),

@@ -171,7 +171,7 @@ def _options(_: argparse.Namespace) -> int:
     # `locust --help` ends before it loads a locustfile, and knows no plugins.
     from locust.argument_parser import get_empty_argument_parser  # noqa: PLC0415 - verbs load what they need alone
 
-    from vllm_locust.plugin import GROUP, add_options  # noqa: PLC0415 - as above
+    from vllm_locust.options import GROUP, add_options  # noqa: PLC0415 - as above
 
     parser = get_empty_argument_parser(add_help=False)
     add_options(parser)

@@ -26,50 +26,28 @@ from locust.env import Environment
 from locust.event import EventHook
 from locust.runners import MasterRunner, Runner, WorkerRunner
 
-from vllm_locust import __version__, cell, cluster, exporter, plan, report, results, summary, verdict, webui
+from vllm_locust import (
+    __version__,
+    cluster,
+    exporter,
+    options,
+    plan,
+    progress,
+    report,
+    results,
+    summary,
+    verdict,
+    webui,
+)
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.generator import generator_of
-from vllm_locust.quantity import duration_s, format_duration, format_rate
+from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
 from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
 
 logger = logging.getLogger(__name__)
 
-GROUP = "vllm-locust options"
-"""Title of our options in Locust's help."""
 _PROGRESS_S = 5
-_STOP_TIMEOUT_S = 60
-"""A stream that runs when the test ends may take as long as answers take; Locust's own default would cut it."""
-
-
-def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
-    """Add our options to Locust's command line and, where they make sense, to its web form."""
-    group = parser.add_argument_group(
-        GROUP, "Each is an environment variable, too: VLLM_LOCUST_SCENARIO is --scenario, and so on."
-    )
-
-    def option(flag: str, *, form: bool = False, default: Any = None, **kwargs: Any) -> None:  # noqa: ANN401
-        name = flag.removeprefix("--").replace("-", "_")
-        action = group.add_argument(flag, default=default, env_var=f"VLLM_LOCUST_{name.upper()}", **kwargs)
-        # Locust sets these on options that are added to the parser itself, not on those of a group.
-        action.include_in_web_ui, action.is_secret, action.is_required, action.is_multiple = form, False, False, False
-
-    option("--scenario", form=True, help="Scenario to send instead of the user classes' own: a packaged name or a file")
-    option("--parts", form=True, help="Parts of the scenario to send, separated by commas; default: all")
-    option("--model", form=True, help="Model to ask for; default: the one that /v1/models names")
-    option("--api-key", metavar="KEY", help="Key of the server, also from OPENAI_API_KEY; never shown or saved")
-    option("--seed", form=True, default="0", help="Which requests are sent in which order; default: 0")
-    option("--name", form=True, default="run", help="Name of the run, for its directory in --results; default: run")
-    option("--results", default="results", metavar="DIR", help="Where runs are saved; default: results")
-    option("--window", default="10s", help="Length of the windows that live figures are about; default: 10s")
-    option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
-    option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
-    option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
-    option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
-    option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
-    option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
-    option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
-    parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)
 
 
 def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> None:
@@ -83,6 +61,8 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     if not any(task_tags(user_class) for user_class in environment.user_classes):
         # Tags name parts of scenarios here; Locust's filter would find nothing to keep, and warn of that.
         environment._tasks_filtered = True  # noqa: SLF001 - there is no other way to tell
+    # Locust looks at its own stack when it stops; the first look takes 30 ms, in which streams would wait.
+    inspect.stack()
     if isinstance(runner, WorkerRunner):
         _build_locusts_parser_once()
         worker = cluster.Worker(environment, runner, generator_of(environment))
@@ -95,13 +75,11 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     if not isinstance(runner, MasterRunner):
         cluster.Worker(environment, runner, generator_of(environment))
     try:
-        host = Host(environment, runner)
+        plugin = Plugin(environment, runner)
     except InputError as error:
         _refuse(error)
-    host.listen()
-    _interrupt_main_greenlet_only(host.hurry)
-    # Locust looks at its own stack when it stops; the first look takes 30 ms, in which streams wait.
-    inspect.stack()
+    plugin.listen()
+    _interrupt_main_greenlet_only(plugin.hurry)
 
 
 def restore(environment: Environment, **_: Any) -> None:
@@ -140,7 +118,7 @@ def _refuse(error: InputError) -> NoReturn:
     sys.exit(int(error.exit_code))
 
 
-class Host:
+class Plugin:
     """The plugin in a master or a single process: from options to the saved run."""
 
     def __init__(self, environment: Environment, runner: Runner) -> None:
@@ -286,11 +264,11 @@ class Host:
             print(f"\n{text}{lines}", end="", flush=True, file=file)
 
     def _meta(self) -> summary.Meta:
-        master, options = self._master, self._options
+        master, given = self._master, self._options
         assert master.plan is not None and master.recording is not None  # noqa: S101, PT018 - the run is over
         prepared = master.plan
         run_s = ((master.stop_ns or 0) - master.run_start_ns) / 1e9
-        early = bool(self._immediate and options.run_time and run_s < options.run_time - 1)
+        early = bool(self._immediate and given.run_time and run_s < given.run_time - 1)
         parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
         caches = {"cold" if part.cold else "natural" for part in parts.values()}
         return summary.Meta(
@@ -310,8 +288,8 @@ class Host:
             cache=", ".join(sorted(caches)),
             load={
                 "users": max(self._users, self._runner.target_user_count),
-                "spawn_rate": None if self._environment.shape_class else options.spawn_rate,
-                "run_time_s": options.run_time,
+                "spawn_rate": None if self._environment.shape_class else given.spawn_rate,
+                "run_time_s": given.run_time,
                 "workers": len(master.members),
             },
             expected_workers=[member.name for member in master.members.values()],
@@ -333,32 +311,16 @@ class Host:
             self._master.watch()
             self._update_rows()
             if self._options.headless and ticks % _PROGRESS_S == 0:
-                print(self._progress(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
+                print(self._progress_line(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
 
     def _update_rows(self) -> None:
         if self._master.recording is not None:
             webui.update_rows(self._environment.stats, self._master.recording.totals)
 
-    def _progress(self) -> str:
-        """Return one line about now: what has ended, what runs, how the last closed window was."""
+    def _progress_line(self) -> str:
         master = self._master
         assert master.recording is not None  # noqa: S101 - a run is on
-        total = cell.total(master.recording.totals.values())
-        ended = {name: n for name, n in total.counters.items() if name.startswith("outcome|")}
-        ok = sum(n for name, n in ended.items() if name.startswith("outcome|ok|"))
-        failed = sum(ended.values()) - ok - sum(n for name, n in ended.items() if name.startswith("outcome|cancelled|"))
-        age_s = (time.monotonic_ns() - master.start_ns) / 1e9
-        in_flight = total.counters.get("sent", 0) - sum(ended.values())
-        line = f"{age_s:4.0f} s  {in_flight} streams in flight, {ok} ok, {failed} failed"
-        closed = master.recording.closed_windows(master.live_workers)
-        if closed:
-            window = cell.total(master.recording.window(closed - 1).values())
-            ttft, itl = (window.histograms.get(name) for name in ("ttft", "itl"))
-            p95 = format_duration(None if ttft is None else (ttft.percentile(0.95) or 0) / 1e9)
-            p99 = format_duration(None if itl is None else (itl.percentile(0.99) or 0) / 1e9)
-            rate = format_rate(window.counters.get("tokens_received", 0) * 1e9 / master.recording.window_ns)
-            line += f"; last window: TTFT p95 {p95}, ITL p99 {p99}, {rate} tok/s"
-        return line
+        return progress.line(master.recording, time.monotonic_ns() - master.start_ns, master.live_workers)
 
     def _snapshot(self) -> exporter.Snapshot:
         master = self._master
@@ -382,8 +344,8 @@ def _port(value: str | int) -> int:
     return port
 
 
-events.init_command_line_parser.add_listener(add_options)
+events.init_command_line_parser.add_listener(options.add_options)
 events.init.add_listener(attach)
 events.test_start.add_listener(restore)
 
-__all__ = ["ChatUser", "CompletionsUser", "Host", "add_options", "attach"]
+__all__ = ["ChatUser", "CompletionsUser", "Plugin", "attach"]

@@ -1,0 +1,38 @@
+"""Our options in Locust's command line, in its web form where they make sense there, and as environment variables."""
+
+from typing import Any
+
+GROUP = "vllm-locust options"
+"""Title of our options in Locust's help."""
+_STOP_TIMEOUT_S = 60
+"""A stream that runs when the test ends may take as long as answers take; Locust's own default would cut it."""
+
+
+def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
+    """Add our options to Locust's command line and, where they make sense, to its web form."""
+    group = parser.add_argument_group(
+        GROUP, "Each is an environment variable, too: VLLM_LOCUST_SCENARIO is --scenario, and so on."
+    )
+
+    def option(flag: str, *, form: bool = False, default: Any = None, **kwargs: Any) -> None:  # noqa: ANN401
+        name = flag.removeprefix("--").replace("-", "_")
+        action = group.add_argument(flag, default=default, env_var=f"VLLM_LOCUST_{name.upper()}", **kwargs)
+        # Locust sets these on options that are added to the parser itself, not on those of a group.
+        action.include_in_web_ui, action.is_secret, action.is_required, action.is_multiple = form, False, False, False
+
+    option("--scenario", form=True, help="Scenario to send instead of the user classes' own: a packaged name or a file")
+    option("--parts", form=True, help="Parts of the scenario to send, separated by commas; default: all")
+    option("--model", form=True, help="Model to ask for; default: the one that /v1/models names")
+    option("--api-key", metavar="KEY", help="Key of the server, also from OPENAI_API_KEY; never shown or saved")
+    option("--seed", form=True, default="0", help="Which requests are sent in which order; default: 0")
+    option("--name", form=True, default="run", help="Name of the run, for its directory in --results; default: run")
+    option("--results", default="results", metavar="DIR", help="Where runs are saved; default: results")
+    option("--window", default="10s", help="Length of the windows that live figures are about; default: 10s")
+    option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
+    option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
+    option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
+    option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
+    option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
+    option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
+    option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
+    parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)

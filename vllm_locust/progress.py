@@ -1,0 +1,45 @@
+"""One line about now, while a run runs: what has ended, what streams, how the last closed window was."""
+
+from collections.abc import Iterable
+
+from vllm_locust.cell import Cell, total
+from vllm_locust.quantity import NS_PER_S, format_count, format_duration, format_rate
+from vllm_locust.recording import Recording
+from vllm_locust.timeline import Outcome
+
+
+def line(recording: Recording, age_ns: int, live_workers: Iterable[str]) -> str:
+    """Return the line; a window is closed once every worker that takes part has sealed it."""
+    so_far = total(recording.totals.values())
+    ended = _ended(so_far)
+    in_flight = so_far.counters.get("sent", 0) - sum(ended.values())
+    failed = sum(number for outcome, number in ended.items() if outcome.failed)
+    text = (
+        f"{age_ns / NS_PER_S:4.0f} s  {format_count(in_flight)} streams in flight, "
+        f"{format_count(ended.get(Outcome.OK, 0))} ok, {format_count(failed)} failed"
+    )
+    closed = recording.closed_windows(live_workers)
+    if not closed:
+        return text
+    window = total(recording.window(closed - 1).values())
+    rate = format_rate(window.counters.get("tokens_received", 0) * NS_PER_S / recording.window_ns)
+    return (
+        f"{text}; last window: TTFT p95 {_percentile(window, 'ttft', 0.95)}, "
+        f"ITL p99 {_percentile(window, 'itl', 0.99)}, {rate} tok/s"
+    )
+
+
+def _ended(cell: Cell) -> dict[Outcome, int]:
+    ended: dict[Outcome, int] = {}
+    for name, number in cell.counters.items():
+        kind, _, rest = name.partition("|")
+        if kind == "outcome":
+            outcome = Outcome(rest.partition("|")[0])
+            ended[outcome] = ended.get(outcome, 0) + number
+    return ended
+
+
+def _percentile(cell: Cell, metric: str, quantile: float) -> str:
+    histogram = cell.histograms.get(metric)
+    value_ns = None if histogram is None else histogram.percentile(quantile)
+    return format_duration(None if value_ns is None else value_ns / NS_PER_S)

@@ -88,6 +88,7 @@ def _start(port: int, tokens: int) -> run.Start:
         run=_RUN,
         epoch=0,
         age_ns=0,
+        run_age_ns=0,
         worker="worker",
         rank=0,
         ranks=1,

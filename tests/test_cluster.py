@@ -168,7 +168,7 @@ def test_case_62_workers_need_neither_the_scenario_nor_its_prompts_and_obey_the_
 
 def test_a_worker_of_another_version_takes_no_part(tmp_path: Path, server: str) -> None:
     other = tmp_path / "other.py"
-    other.write_text(f"import vllm_locust.cluster as c\nc.__version__ = '0.0.0'\nexec(open({str(MIXED)!r}).read())\n")
+    other.write_text(f"import vllm_locust.worker as c\nc.__version__ = '0.0.0'\nexec(open({str(MIXED)!r}).read())\n")
     arguments = headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "4s")
     with cluster(tmp_path, arguments, 1, worker_locustfile=other) as running:
         assert running.master.wait() == 1

@@ -44,7 +44,7 @@ LAYERS = [
         "progress",
         "options",
     ),
-    *("exporter", "users", "plan", "cluster", "webui", "plugin", "check", "demo"),
+    *("exporter", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),
 ]
 """A module imports only those before it."""
@@ -52,7 +52,7 @@ WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
     *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
 ]
-CONTACTS = {"users", "plan", "cluster", "webui", "plugin"}
+CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""
 SERVER = {"simulated", "simulated_wire", "simulator"}
 """The embedded server stands alone: it knows what servers do, and nothing of how we measure."""

@@ -47,7 +47,7 @@ class Generator:
         """Take part in a run; the master has sent the scenarios unless this process has had them."""
         if start.scenarios is not None:
             self._known = (start.scenario_hash, start.scenarios)
-        assert self._known is not None and self._known[0] == start.scenario_hash  # noqa: S101, PT018 - see cluster
+        assert self._known is not None and self._known[0] == start.scenario_hash  # noqa: S101, PT018 - see master
         settings = start.settings
         origin, prefix = origin_of(settings.target, insecure=settings.insecure, ca_pem=settings.ca_pem)
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}

@@ -28,7 +28,6 @@ from locust.runners import MasterRunner, Runner, WorkerRunner
 
 from vllm_locust import (
     __version__,
-    cluster,
     exporter,
     options,
     plan,
@@ -39,11 +38,14 @@ from vllm_locust import (
     verdict,
     webui,
 )
+from vllm_locust.cluster import TICK_S
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.generator import generator_of
+from vllm_locust.master import Master
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
 from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
+from vllm_locust.worker import Worker
 
 logger = logging.getLogger(__name__)
 
@@ -65,7 +67,7 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     inspect.stack()
     if isinstance(runner, WorkerRunner):
         _build_locusts_parser_once()
-        worker = cluster.Worker(environment, runner, generator_of(environment))
+        worker = Worker(environment, runner, generator_of(environment))
         _interrupt_main_greenlet_only(worker.hurry)
         # A process that only sends has no verdict: its failures are the master's to judge.
         environment.process_exit_code = int(ExitCode.OK)
@@ -73,7 +75,7 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
         environment.events.quitting.add_listener(lambda **_: worker.leave())
         return
     if not isinstance(runner, MasterRunner):
-        cluster.Worker(environment, runner, generator_of(environment))
+        Worker(environment, runner, generator_of(environment))
     try:
         plugin = Plugin(environment, runner)
     except InputError as error:
@@ -127,7 +129,7 @@ class Plugin:
         self._runner = runner
         assert environment.parsed_options is not None  # noqa: S101 - `attach` has looked
         self._options = environment.parsed_options
-        self._master = cluster.Master(runner)
+        self._master = Master(runner)
         self._prepared: plan.Plan | None = None
         self._started = ""
         self._name = "run"
@@ -303,7 +305,7 @@ class Plugin:
     def _tick_for_ever(self) -> None:
         ticks = 0
         while True:
-            gevent.sleep(cluster.TICK_S)
+            gevent.sleep(TICK_S)
             if self._master.phase is not Phase.RUNNING:
                 continue
             ticks += 1

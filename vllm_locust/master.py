@@ -1,0 +1,264 @@
+"""The process that plans a run and holds its recording: who takes part, and the end of a run as a handshake.
+
+The end is no sleep: the master closes the gate everywhere, each worker lets its streams run out or cuts them and
+sends its final state, and the master waits for everyone who took part and is still there.
+"""
+
+import logging
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gevent
+import gevent.event
+import msgspec
+from locust.env import Environment
+from locust.runners import STATE_MISSING, MasterRunner, Runner
+
+from vllm_locust import __version__
+from vllm_locust.cluster import ACK, FINISH, HELLO, POLL_S, REFUSED, REPORT, RESET, START
+from vllm_locust.plan import Plan
+from vllm_locust.recording import Mark, Recording, decode_report, windows_of
+from vllm_locust.run import Finish, Phase, Start, new_run_id
+
+logger = logging.getLogger(__name__)
+
+_RESET_NS = 2_000_000_000
+"""How long a reset waits for what workers had counted until then."""
+
+
+@dataclass(slots=True)
+class Member:
+    """A worker that takes part in a run."""
+
+    name: str
+    rank: int
+    late: int = 0
+    """0 for those who were there at the start, else the how-manieth it was that joined later."""
+    confirmed: bool = False
+    """Whether it has said anything since it was told to start."""
+    reset: bool = False
+    """Whether its last report of the epoch before a reset has come."""
+    finished: bool = False
+    """Whether its final state has come."""
+    refused: bool = False
+    lost: bool = False
+    left: bool = False
+
+
+class Master:
+    """The process that plans a run and holds its recording."""
+
+    def __init__(self, runner: Runner) -> None:
+        """Listen to the workers."""
+        self._runner = runner
+        self.phase = Phase.IDLE
+        self.plan: Plan | None = None
+        self.recording: Recording | None = None
+        self.members: dict[str, Member] = {}
+        self.run_start_ns = self.start_ns = 0
+        """When the run began, and its epoch."""
+        self.stop_ns: int | None = None
+        self._before: Recording | None = None
+        """The recording of the epoch before a reset, as long as last reports of it may come."""
+        self._late = 0
+        self._ranks = 1
+        self._sent: dict[str, str] = {}
+        self._deadline_ns = 0
+        self._done = gevent.event.Event()
+        runner.register_message(HELLO, self._on_hello)
+        runner.register_message(REPORT, self._on_report)
+        runner.register_message(REFUSED, self._on_refused)
+
+    # Beginning
+
+    def begin(self, plan: Plan) -> None:
+        """Start a run with everyone who is there."""
+        self.plan = plan
+        self.recording = Recording(new_run_id(), 0, plan.settings.window_ns)
+        self.phase = Phase.RUNNING
+        self.run_start_ns = self.start_ns = time.monotonic_ns()
+        self.stop_ns, self._before, self._late = None, None, 0
+        self._done.clear()
+        clients = self._clients()
+        self.members = {client: Member(self._name(client), rank) for rank, client in enumerate(clients)}
+        self._ranks = max(1, len(clients))
+        for client in clients:
+            self._send_start(client)
+
+    def join(self, client: str) -> None:
+        """A worker has connected; if a run is on, it takes part from now on."""
+        if self.phase is not Phase.RUNNING or self.recording is None or client in self.members:
+            return
+        self._late += 1
+        self.members[client] = Member(self._name(client), 0, late=self._late)
+        self._mark(f"{self.members[client].name} joined")
+        self._send_start(client)
+
+    def refuse(self) -> None:
+        """There is no run: what was asked for cannot be done."""
+        self.phase = Phase.IDLE
+
+    def _on_hello(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        """Start a worker again that was told to before it could listen."""
+        self._sent.pop(msg.node_id, None)
+        member = self.members.get(msg.node_id)
+        if self.phase is Phase.RUNNING and member is not None and not member.confirmed:
+            self._send_start(msg.node_id)
+
+    def _send_start(self, client: str) -> None:
+        assert self.plan is not None and self.recording is not None  # noqa: S101, PT018 - a run has begun
+        plan, known = self.plan, self._sent.get(client) == self.plan.hash
+        start = Start(
+            version=__version__,
+            run=self.recording.run,
+            epoch=self.recording.epoch,
+            age_ns=time.monotonic_ns() - self.start_ns,
+            run_age_ns=time.monotonic_ns() - self.run_start_ns,
+            worker=self.members[client].name,
+            rank=self.members[client].rank,
+            ranks=self._ranks,
+            late=self.members[client].late,
+            settings=plan.settings,
+            scenario_hash=plan.hash,
+            scenarios=None if known else plan.encoded,
+        )
+        self._sent[client] = plan.hash
+        self._runner.send_message(START, msgspec.msgpack.encode(start), client)
+
+    def reset(self) -> Recording | None:
+        """Count from now on (a new epoch); returns the recording of the old one, as complete as it gets."""
+        old = self.recording
+        if old is None or self.phase is not Phase.RUNNING:
+            return None
+        self._before, self.recording = old, Recording(old.run, old.epoch + 1, old.window_ns)
+        self.start_ns = time.monotonic_ns()
+        at_ns = self.start_ns - self.run_start_ns
+        self.members = {client: m for client, m in self.members.items() if not (m.finished or self._gone(client))}
+        self._mark(f"reset, {at_ns / 1e9:.0f} s after the start")
+        for client, member in self.members.items():
+            member.reset = False
+            message = {"run": old.run, "epoch": old.epoch + 1, "at_ns": at_ns}
+            self._runner.send_message(RESET, message, client)
+        while self._resetting() and time.monotonic_ns() < self.start_ns + _RESET_NS:
+            gevent.sleep(POLL_S)
+        self._before = None
+        return old
+
+    def _resetting(self) -> bool:
+        return any(m.confirmed and not m.reset and not self._gone(client) for client, m in self.members.items())
+
+    # During
+
+    def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        try:
+            report = decode_report(msg.data["report"])
+        except (ValueError, TypeError, KeyError) as error:
+            logger.error("a report of worker %s cannot be read and is dropped: %s", msg.node_id, error)
+            return
+        member = self.members.get(msg.node_id)
+        if member is not None:
+            member.confirmed = True
+        if self.recording is not None and self.recording.merge(report):
+            if member is not None and msg.data["last"]:
+                member.finished = True
+        elif self._before is not None and self._before.merge(report) and member is not None and msg.data["last"]:
+            member.reset = True
+        ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
+        self._runner.send_message(ACK, ack, msg.node_id)
+
+    def _on_refused(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        name, version = msg.data["worker"], msg.data["version"]
+        logger.error("%s runs vllm-locust %s, this master %s; it takes no part", name, version, __version__)
+        if msg.node_id in self.members:
+            self.members[msg.node_id].refused = True
+            self._mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
+
+    def watch(self) -> None:
+        """Note workers that have gone, and those that are back."""
+        for client, member in self.members.items():
+            gone = self._gone(client)
+            lost, left = gone and not member.finished, gone and member.finished
+            if lost and not member.lost:
+                logger.warning("%s is lost; what it had reported stays in the results", member.name)
+                self._mark(f"{member.name} lost")
+            elif member.lost and not gone:
+                self._mark(f"{member.name} back")
+            elif left and not member.left and self.phase is Phase.RUNNING:
+                self._mark(f"{member.name} left")
+            member.lost, member.left = lost, left
+
+    def _mark(self, text: str) -> None:
+        if self.recording is not None:
+            self.recording.marks.append(Mark(at_ns=time.monotonic_ns() - self.start_ns, text=text))
+
+    @property
+    def live_workers(self) -> tuple[str, ...]:
+        """Names of those who take part now."""
+        return tuple(m.name for m in self.members.values() if not (m.lost or m.left or m.refused))
+
+    # End
+
+    def finish(self, stop_timeout_s: float, finish_timeout_s: float) -> None:
+        """Close the gate everywhere and wait for the final state of everyone who is still there.
+
+        A second call joins the first one's wait.
+        """
+        if self.phase is Phase.FINISHING:
+            self._done.wait()
+            return
+        if self.phase is not Phase.RUNNING or self.recording is None:
+            return
+        self.phase = Phase.FINISHING
+        self.stop_ns = time.monotonic_ns()
+        length_ns = self.stop_ns - self.start_ns
+        windows = windows_of(length_ns, self.recording.window_ns)
+        message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s))
+        for client in list(self._waited_for()):
+            self._runner.send_message(FINISH, message, client)
+        self._deadline_ns = self.stop_ns + round((stop_timeout_s + finish_timeout_s) * 1e9)
+        while any(self._waited_for()) and time.monotonic_ns() < self._deadline_ns:
+            gevent.sleep(POLL_S)
+        self.watch()
+        self.recording.length_ns = length_ns
+        self.phase = Phase.FINISHED
+        self._done.set()
+
+    def hurry(self, finish_timeout_s: float) -> None:
+        """Have everyone cut what still streams, at a second Ctrl-C."""
+        if self.phase is not Phase.FINISHING or self.recording is None:
+            return
+        message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=0, stop_timeout_s=0))
+        for client in list(self._waited_for()):
+            self._runner.send_message(FINISH, message, client)
+        self._deadline_ns = time.monotonic_ns() + round(finish_timeout_s * 1e9)
+
+    @property
+    def missing(self) -> list[str]:
+        """Names of those whose final state never came."""
+        return [m.name for m in self.members.values() if not m.finished and not m.refused]
+
+    def _waited_for(self) -> Iterator[str]:
+        """Yield those who take part, are there, and have more to say."""
+        return (c for c, m in self.members.items() if m.confirmed and not m.finished and not self._gone(c))
+
+    # Locust's view of who is there
+
+    def _clients(self) -> list[str]:
+        if isinstance(self._runner, MasterRunner):
+            clients = self._runner.clients
+            return [client.id for client in clients.ready + clients.spawning + clients.running]
+        return ["local"]
+
+    def _gone(self, client: str) -> bool:
+        if not isinstance(self._runner, MasterRunner):
+            return False
+        node = self._runner.clients.get(client)
+        return node is None or node.state == STATE_MISSING
+
+    def _name(self, client: str) -> str:
+        if isinstance(self._runner, MasterRunner):
+            host = client.rpartition("_")[0]
+            return f"worker {self._runner.get_worker_index(client) + 1} ({host})"
+        return "local"

@@ -1,0 +1,143 @@
+"""A process that sends requests, as the master sees it: it starts, reports, and finishes when it is told to."""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import gevent
+import msgspec
+from locust.env import Environment
+from locust.runners import Runner, WorkerRunner
+
+from vllm_locust import __version__
+from vllm_locust.cluster import ACK, FINISH, HELLO, POLL_S, REFUSED, REPORT, RESET, START, TICK_S
+from vllm_locust.generator import Generator
+from vllm_locust.origin import tls_context
+from vllm_locust.plan import stream_classes
+from vllm_locust.recording import encode_report, windows_of
+from vllm_locust.run import Finish, Phase, Start
+
+logger = logging.getLogger(__name__)
+
+_LINGER_S = 2.0
+"""How long a worker that was interrupted waits for the master to have its final state."""
+
+
+class Worker:
+    """A process that sends requests, as the master sees it."""
+
+    def __init__(self, environment: Environment, runner: Runner, generator: Generator) -> None:
+        """Listen to the master; a local run's master lives in the same process."""
+        self._environment = environment
+        self._runner = runner
+        self._generator = generator
+        self._ticker: gevent.Greenlet | None = None
+        self._unacknowledged = 0
+        runner.register_message(START, self._on_start)
+        runner.register_message(RESET, self._on_reset)
+        runner.register_message(ACK, self._on_ack)
+        # Concurrent: it waits for streams, and the messages behind it must not.
+        runner.register_message(FINISH, self._on_finish, concurrent=True)
+        # Locust's worker takes messages before it runs listeners of `init`: a start may have come too early for us.
+        if isinstance(runner, WorkerRunner):
+            runner.send_message(HELLO, {"version": __version__})
+
+    def _on_start(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        start = msgspec.msgpack.decode(msg.data, type=Start)
+        known = self._generator.run.start
+        if known is not None and known.run == start.run:
+            return
+        if start.version != __version__:
+            logger.error("the master runs vllm-locust %s, this worker %s; install the same", start.version, __version__)
+            self._runner.send_message(REFUSED, {"worker": start.worker, "version": __version__})
+            self._generator.refuse()
+            return
+        for user_class in stream_classes(self._environment.user_classes):
+            user_class.insecure = start.settings.insecure
+            user_class.ssl_context_factory = staticmethod(
+                partial(tls_context, insecure=start.settings.insecure, ca_pem=start.settings.ca_pem)
+            )
+        self._generator.begin(start)
+        self._unacknowledged = 0
+        self._send(encode_report(self._generator.report()))  # tells the master that we take part
+        recorder = self._generator.recorder
+        if recorder is not None:
+            recorder.itl_wanted = bool(self._environment.events.itl._handlers)  # type: ignore[attr-defined] # noqa: SLF001 - it has no public count
+        if self._ticker is None:
+            self._ticker = gevent.spawn(self._tick_for_ever)
+
+    def _on_reset(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        start = self._generator.run.start
+        if start is not None and start.run == msg.data["run"]:
+            # What was counted until now belongs to the old epoch, and to counters that a reset does not touch.
+            self._send(encode_report(self._generator.tick(self._runner.user_count)), last=True)
+            self._generator.new_epoch(start, msg.data["epoch"], msg.data["at_ns"])
+
+    def _on_ack(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        recorder = self._generator.recorder
+        if recorder is not None and (recorder.run, recorder.epoch) == (msg.data["run"], msg.data["epoch"]):
+            recorder.acknowledge(msg.data["seq"])
+            self._unacknowledged = max(0, recorder.seq - msg.data["seq"])
+
+    def _on_finish(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        finish = msgspec.msgpack.decode(msg.data, type=Finish)
+        if self._generator.run.phase is Phase.FINISHING:
+            self._generator.hurry(finish.stop_timeout_s)
+        else:
+            self.finish(finish)
+
+    def hurry(self) -> None:
+        """Cut what still streams, at a second Ctrl-C."""
+        if self._generator.run.phase is Phase.FINISHING:
+            self._generator.hurry(0)
+
+    def _tick_for_ever(self) -> None:
+        while True:
+            gevent.sleep(TICK_S)
+            try:
+                self._tick()
+            except Exception:
+                logger.exception("vllm-locust could not report")
+                if self._generator.recorder is not None:
+                    self._generator.recorder.note_plugin_error()
+
+    def _tick(self) -> None:
+        generator = self._generator
+        if generator.run.phase in (Phase.RUNNING, Phase.FINISHING):
+            self._send(encode_report(generator.tick(self._runner.user_count)))
+        elif generator.run.phase is Phase.FINISHED and self._unacknowledged:
+            self._send(encode_report(generator.report()), last=True)
+
+    def _send(self, report: bytes, *, last: bool = False) -> None:
+        """Send a report; `last` says that no other one of its epoch will tell more."""
+        self._unacknowledged += 1
+        self._runner.send_message(REPORT, {"report": report, "last": last})
+
+    def finish(self, finish: Finish) -> None:
+        """Close the gate, let streams run out or cut them, send the final state."""
+        run = self._generator.run
+        if run.phase is not Phase.RUNNING or run.start is None or run.start.run != finish.run:
+            return
+        self._send(encode_report(self._generator.finish(finish)), last=True)
+        # Locust's own stop sleeps for so long without answering heartbeats; whoever is left now has nothing to finish.
+        self._environment.stop_timeout = 0
+
+    def leave(self) -> None:
+        """This process was interrupted: finish, with the master's word if it comes at once, without it if not."""
+        run = self._generator.run
+        self._wait(lambda: run.phase is not Phase.RUNNING, _LINGER_S / 4)
+        recorder, start = self._generator.recorder, run.start
+        if run.phase is Phase.RUNNING and recorder is not None and start is not None:
+            windows = windows_of(time.monotonic_ns() - recorder.start_ns, start.settings.window_ns)
+            self.finish(Finish(run=start.run, windows=windows, stop_timeout_s=start.settings.stop_timeout_s))
+        while run.phase is Phase.FINISHING:
+            gevent.sleep(POLL_S)
+        self._wait(lambda: not self._unacknowledged, _LINGER_S)
+
+    @staticmethod
+    def _wait(until: Callable[[], bool], seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not until() and time.monotonic() < deadline:
+            gevent.sleep(POLL_S)

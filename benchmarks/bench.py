@@ -25,7 +25,7 @@ import numpy as np
 from vllm_locust import __version__, run, scenario
 from vllm_locust.generator import Generator
 from vllm_locust.prompts import Prompt
-from vllm_locust.recording import encode_report
+from vllm_locust.recording import Recording, decode_report, encode_report
 from vllm_locust.timeline import Outcome, Timeline
 
 _EMITTER = Path(__file__).with_name("emitter.py")
@@ -50,7 +50,7 @@ POINTS = (
     Point(256, 47, {"gap error p99, µs": 100, "CPU per token event, µs": 25}),
     Point(1000, 39, {"lost streams": 0, "peak memory per stream, KiB": 64}),
 )
-_DECIMALS = {"lost streams": 0, "token events": 0, "emitter's share of its core": 2}
+_DECIMALS = {"lost streams": 0, "unstamped token events": 0, "token events": 0, "emitter's share of its core": 2}
 
 
 # The generator's process
@@ -69,10 +69,13 @@ def generate(port: int, streams: int, tokens: int) -> dict[str, Any]:
     ticker = gevent.spawn(_tick_for_ever, generator, streams)
     gevent.joinall([gevent.spawn(_stream, generator, timelines) for _ in range(streams)])
     ticker.kill()
-    encode_report(generator.finish(run.Finish(run=_RUN, windows=1, stop_timeout_s=0)))
+    report = encode_report(generator.finish(run.Finish(run=_RUN, windows=1, stop_timeout_s=0)))
     cpu_s, peak_bytes = time.process_time() - before_s, _memory("VmHWM")
+    recording = Recording(_RUN, 0, run.Settings(target="", model="").window_ns)
+    recording.merge(decode_report(report))
     return {
         "cpu_s": cpu_s,
+        "unstamped": sum(cell.counters.get("unstamped", 0) for cell in recording.totals.values()),
         "bytes": peak_bytes - before_bytes,
         "lost": sum(not _whole(timeline, tokens) for timeline in timelines),
         "outcomes": sorted({f"{t.outcome}: {t.message}" for t in timelines}),
@@ -108,6 +111,7 @@ def _stream(generator: Generator, timelines: list[Timeline]) -> None:
 def _tick_for_ever(generator: Generator, users: int) -> None:
     while True:
         gevent.sleep(1)
+        generator.harvest()
         report = generator.tick(users)
         encode_report(report)
         assert generator.recorder is not None
@@ -144,6 +148,7 @@ def measure(point: Point, seconds: float) -> dict[str, float]:
     return {
         "token events": events,
         "lost streams": found["lost"],
+        "unstamped token events": found["unstamped"],
         "CPU per token event, µs": found["cpu_s"] * 1e6 / events,
         "peak memory per stream, KiB": found["bytes"] / 1024 / point.streams,
         **{f"TTFT error p{q:g}, µs": np.percentile(first, q) for q in (50, 99)},

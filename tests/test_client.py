@@ -1145,9 +1145,9 @@ def test_a_request_that_is_cut_while_it_waits_for_its_answer(emitter: Emitter) -
     client = client_of(server)
     timeline = Timeline("id", "short", "chat", monotonic_ns())
     streaming = gevent.spawn(client.stream, timeline, b"{}")
-    server_has_it = server.replies
-    gevent.sleep(0.02)
-    server_has_it()
+    while timeline.sent_ns is None:
+        gevent.sleep(0.002)
+    server.replies()
     client.cut_all()
     streaming.join(5)
     assert timeline.outcome is Outcome.CANCELLED

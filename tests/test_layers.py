@@ -23,9 +23,13 @@ LAYERS = [
         "sse",
         "api",
         "origin",
+        "tcp",
+        "hub",
         "stamp",
         "transport",
         "response",
+        "note",
+        "pattern",
         "prompts",
     ),
     *(

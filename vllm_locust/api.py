@@ -12,7 +12,10 @@ PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 """Path of each endpoint."""
 
 
-class _Delta(msgspec.Struct):
+# Untracked by the collector (`gc=False`): JSON has no cycles, and each event makes some of these.
+
+
+class _Delta(msgspec.Struct, gc=False):
     role: str | None = None
     content: str | list[Any] | None = None
     reasoning: str | None = None
@@ -22,7 +25,7 @@ class _Delta(msgspec.Struct):
     function_call: dict[str, Any] | None = None
 
 
-class _Choice(msgspec.Struct):
+class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Delta | None = None
     text: str | None = None
@@ -42,12 +45,14 @@ class Usage(msgspec.Struct):
     prompt_tokens_details: _PromptDetails | None = None
 
 
-class _Chunk(msgspec.Struct):
+class _Chunk(msgspec.Struct, gc=False):
     choices: list[_Choice] | None = None
     usage: Usage | None = None
     error: Any = None
-    object: str | None = None
-    message: Any = None
+
+
+class _Kind(msgspec.Struct):
+    object: Any = None
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
@@ -63,7 +68,7 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     """How many token ids it carries."""
 
 
-class Delta(msgspec.Struct, frozen=True):
+class Delta(msgspec.Struct, frozen=True, gc=False):
     """What one event says."""
 
     parts: list[Part]
@@ -77,6 +82,7 @@ class MalformedError(Exception):
 
 
 _DECODER = msgspec.json.Decoder(_Chunk)
+_KIND_DECODER = msgspec.json.Decoder(_Kind)
 
 
 def decode(data: str, event: str = "message") -> Delta:
@@ -87,9 +93,9 @@ def decode(data: str, event: str = "message") -> Delta:
         if event == "error":
             return Delta([], None, data)
         raise MalformedError(f"{failure}: {data[:120]!r}") from None
-    if chunk.error or event == "error" or chunk.object == "error":
+    if chunk.error or event == "error" or (not chunk.choices and _KIND_DECODER.decode(data).object == "error"):
         return Delta([], chunk.usage, error_message(data))
-    parts = [_part(choice) for choice in chunk.choices] if chunk.choices else []
+    parts = [_part(choice) for choice in chunk.choices or ()]
     for part in parts:
         if part.finish_reason == "error":
             return Delta(parts, chunk.usage, "finish_reason is error")
@@ -102,8 +108,7 @@ def _part(choice: _Choice) -> Part:
         text = choice.text
         # vLLM sends an empty text for a real token whose text is held back, its last one included.
         return Part(choice.index, text is not None or ids > 0, False, bool(text), choice.finish_reason, ids)  # noqa: FBT003
-    reasoning = bool(delta.reasoning or delta.reasoning_content)
-    content = bool(delta.content)
+    reasoning, content = bool(delta.reasoning or delta.reasoning_content), bool(delta.content)
     token = (
         content
         or reasoning

@@ -1,4 +1,4 @@
-"""The body of a response as it arrives: its pieces, each with the read that it came with.
+"""The body of a response as it arrives: its pieces and its events, each with the read that it came with.
 
 What a proxy compressed whatever was asked for is inflated as it comes, in bounded memory.
 """
@@ -6,19 +6,25 @@ What a proxy compressed whatever was asked for is inflated as it comes, in bound
 import zlib
 from collections.abc import Iterable, Iterator
 
+from vllm_locust.api import Delta
+from vllm_locust.note import note
+from vllm_locust.pattern import Pattern, pattern_of
 from vllm_locust.response import HTTPParseError, Response, feed
+from vllm_locust.sse import EventStream
 from vllm_locust.stamp import STAMP_RESOLUTION_NS, Read
 from vllm_locust.timeline import Timeline
 from vllm_locust.transport import Connection, ConnectionLostError, SilenceError
 
 COMPRESSED = ("gzip", "x-gzip", "deflate")
 """Encodings that are understood, though never asked for."""
+_LESSONS = 4
+"""How many patterns in a row may be learnt in vain: some servers send no two events that differ in their text alone."""
 _INFLATED_BYTES = 65_536
 _ERROR_BODY_BYTES = 65_536
 
 
 class Body:
-    """The pieces of a response's body; knows which read the piece in hand came with."""
+    """The pieces of a response's body, and its events; knows which read the one in hand came with."""
 
     def __init__(self, connection: Connection, response: Response, timeline: Timeline, read: Read) -> None:
         self._connection = connection
@@ -29,6 +35,10 @@ class Body:
         self._pieces = 0
         self._events_before = 0
         self.ended = False
+        self.events = EventStream(self.plain())
+        """All events but those that fit a pattern, which are in the timeline without having been taken apart."""
+        self._pattern: Pattern | None = None
+        self._lessons = _LESSONS
 
     def __iter__(self) -> Iterator[bytes]:
         pieces = self._response.pieces
@@ -41,10 +51,36 @@ class Body:
                 self.ended = True
                 return
             read = self._connection.read()
+            while read is not None and self._fits(read):
+                read = self._connection.read()
             if read is not None:
                 self.read = read
                 self._timeline.response_bytes += len(read.data)
             feed(self._response, read)
+
+    def learn(self, delta: Delta) -> None:
+        """Take the event in hand, which says this, as a pattern for those to come."""
+        if self._lessons and self._pieces == 1 and self._response.between_chunks:
+            self._lessons -= 1
+            self._pattern = pattern_of(self.read.data, delta)
+
+    def _fits(self, read: Read) -> bool:
+        """Note a read that is an event like one before it; False where it has to be taken apart."""
+        pattern = self._pattern
+        if pattern is None or not pattern.fits(read.data):
+            return False
+        if self.events.unfinished or not self._response.between_chunks:
+            return False
+        timeline = self._timeline
+        self.read = read
+        self._lessons = _LESSONS
+        timeline.response_bytes += len(read.data)
+        note(timeline, pattern.delta, read.at_ns)
+        timeline.token_reads += 1
+        self._events_before += 1
+        uncertainty_ns = STAMP_RESOLUTION_NS if read.stamped else max(read.away_ns, STAMP_RESOLUTION_NS)
+        timeline.reads.extend((read.at_ns, 1, read.lag_ns, uncertainty_ns, read.stamped))
+        return True
 
     def plain(self) -> Iterable[bytes]:
         """Yield the pieces without the compression that some proxies apply whatever was asked for."""

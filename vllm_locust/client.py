@@ -10,13 +10,16 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import gevent
 
 from vllm_locust import api
 from vllm_locust.body import COMPRESSED, Body, error_body
+from vllm_locust.hub import hub
+from vllm_locust.note import note
 from vllm_locust.response import HTTPParseError, Response, feed
-from vllm_locust.sse import EventStream, NotEventStreamError
+from vllm_locust.sse import NotEventStreamError
 from vllm_locust.stamp import Read
 from vllm_locust.timeline import Outcome, Timeline, outcome_of_status
 from vllm_locust.transport import Connection, ConnectionLostError, CutError, Pool, SilenceError
@@ -91,11 +94,10 @@ class Client:
 
     def cut_all(self) -> None:
         """End everything in flight as cancelled, once what has arrived is parsed."""
-        loop = gevent.get_hub().loop
         for connection in self.reading.values():
             connection.hurry()
         for timeline in self.in_flight:
-            loop.run_callback(self._cut, timeline)
+            hub().soon(partial(self._cut, timeline))
 
     def _cut(self, timeline: Timeline) -> None:
         """Cut a request unless it has ended since: its greenlet would be hit in whatever it does now."""
@@ -205,10 +207,9 @@ class Client:
         on_first_token: Callable[[Timeline], None] | None,
     ) -> None:
         """Read the events of a 200, and decide how it ended."""
-        stream = EventStream(body.plain())
         done, error = False, None
         try:
-            for event, data in stream:
+            for event, data in body.events:
                 if data == "[DONE]":
                     done = done or _drain(connection)
                 elif data.startswith(":") or not data.strip():
@@ -216,7 +217,8 @@ class Client:
                 elif (delta := _decoded(data, event, body)) is not None:
                     error = error or delta.error
                     waiting = timeline.first_ns is None
-                    _note(timeline, delta, body.read.at_ns)
+                    note(timeline, delta, body.read.at_ns)
+                    body.learn(delta)
                     if waiting and timeline.first_ns is not None:
                         self._begun(timeline, connection, on_first_token)
         except (SilenceError, ConnectionLostError):
@@ -224,7 +226,7 @@ class Client:
                 raise
         finally:
             body.close_read()
-            timeline.comments += stream.comments
+            timeline.comments += body.events.comments
         outcome = _outcome(timeline, error, done=done)
         timeline.end(outcome, body.read.at_ns, error or _WITHOUT_A_MESSAGE.get(outcome, ""))
 
@@ -267,47 +269,6 @@ def _decoded(data: str, event: str, body: Body) -> api.Delta | None:
         if body.ended:
             return None
         raise
-
-
-def _note(timeline: Timeline, delta: api.Delta, at_ns: int) -> None:
-    """Write what one event says into the timeline."""
-    for part in delta.parts:
-        index = part.choice
-        tokens = _tokens_so_far(timeline, delta, part)
-        if part.token or tokens > _known_tokens(timeline, index):
-            timeline.token_event(index, at_ns, tokens)
-            if part.reasoning:
-                timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns
-            elif part.content and timeline.content_ns is None:
-                timeline.content_ns = timeline.last_ns
-        if part.finish_reason is not None:
-            timeline.finish_reasons[index] = part.finish_reason
-    # With several choices, usage on a chunk is that of its choice; the request's comes in a chunk of its own.
-    if delta.usage is not None and not (delta.parts and len(timeline.choices) > 1):
-        _note_usage(timeline, delta.usage)
-
-
-def _tokens_so_far(timeline: Timeline, delta: api.Delta, part: api.Part) -> int:
-    """Return how many tokens of its choice there are by now, 0 where the event does not tell."""
-    if part.token_ids:
-        return part.token_ids + _known_tokens(timeline, part.choice)
-    if delta.usage is not None and len(delta.parts) == 1:
-        return delta.usage.completion_tokens or 0
-    return 0
-
-
-def _known_tokens(timeline: Timeline, index: int) -> int:
-    known = timeline.choices.get(index)
-    return known.tokens if known else 0
-
-
-def _note_usage(timeline: Timeline, usage: api.Usage) -> None:
-    if usage.completion_tokens is not None:
-        timeline.completion_tokens = usage.completion_tokens
-    if usage.prompt_tokens is not None:
-        timeline.input_tokens = usage.prompt_tokens
-    if usage.prompt_tokens_details is not None:
-        timeline.cached_tokens = usage.prompt_tokens_details.cached_tokens
 
 
 def _outcome(timeline: Timeline, error: str | None, *, done: bool) -> Outcome:

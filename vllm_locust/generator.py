@@ -14,15 +14,18 @@ import gevent.event
 
 from vllm_locust import api, scenario
 from vllm_locust.client import Client, Limits
+from vllm_locust.hub import hub
 from vllm_locust.origin import origin_of
 from vllm_locust.prompts import Prompt
 from vllm_locust.recorder import Recorder
 from vllm_locust.recording import Report
 from vllm_locust.run import Finish, Phase, Run, Start, decode_scenarios
 from vllm_locust.scenario import Part, Pick
-from vllm_locust.stamp import hub_times
 from vllm_locust.timeline import Timeline
 from vllm_locust.transport import Pool
+
+
+_GC_THRESHOLDS = (10_000, 50, 100)
 
 
 class GateClosedError(Exception):
@@ -58,10 +61,12 @@ class Generator:
         self.new_epoch(start, start.epoch, start.run_age_ns - start.age_ns)
         self.run.begin(start, decode_scenarios(self._known[1]))
         self._begun.set()
-        # A full collection looks at all that Locust ever made, and keeps the loop away for as long as two tokens take.
+        # A full collection looks at all that Locust ever made, or at all that a thousand streams have, and keeps the
+        # loop away for longer than a token takes. Streams leave no garbage that only a collection finds.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_GC_THRESHOLDS)
 
     def refuse(self) -> None:
         """Take no part: users that wait for the run go."""
@@ -74,20 +79,26 @@ class Generator:
         wanted = self.recorder is not None and self.recorder.itl_wanted
         self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, start_ns, now_ns)
         self.recorder.itl_wanted = wanted
-        hub_times().take_longest_away_ns()
+        hub().take_longest_away_ns()
+
+    def harvest(self) -> None:
+        """Take what is new from all streams in slices, so that the next `tick` is short."""
+        assert self.recorder is not None  # noqa: S101 - a run has begun
+        for _ in self.recorder.harvest_slices():
+            hub().pause()
 
     def tick(self, users: int) -> Report:
         """Harvest, and return what the master does not know yet."""
         assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
-        now_ns = time.monotonic_ns()
-        times = hub_times()
+        loop = hub()
         self.recorder.tick(
-            now_ns,
-            swept_ns=times.complete_ns,
+            time.monotonic_ns(),
+            swept_ns=loop.complete_ns,
             unparsed_ns=self._client.oldest_unparsed_ns,
             users=users,
-            away_ns=times.take_longest_away_ns(),
+            away_ns=loop.take_longest_away_ns(),
         )
+        loop.rest(self.recorder.take_gaps_ns())
         return self.report()
 
     def report(self) -> Report:
@@ -123,6 +134,7 @@ class Generator:
         Waits for the first run of this process: Locust may start users before the master's word is here.
         """
         self._begun.wait()
+        hub().pause()  # a thousand users may begin at once
         run = self.run
         plan = run.scenarios.get(user_class)
         if not run.open or run.start is None or plan is None or not plan.parts:

@@ -12,7 +12,7 @@ A reset starts a new recorder; timelines that began under the old one end there,
 import time
 from array import array
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 import msgspec
@@ -23,6 +23,11 @@ from vllm_locust import tally
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.recording import Failure, Gauges, Report, WindowState, to_wire
 from vllm_locust.timeline import Choice, Timeline
+
+
+_SLICE = 50
+"""How many timelines are harvested without a pause: half a millisecond."""
+_NO_GAPS = np.empty(0, np.int64)
 
 
 @dataclass(slots=True)
@@ -67,6 +72,7 @@ class Recorder:
         self.start_ns = start_ns
         self.itl_wanted = False
         """Whether somebody listens to `events.itl`, so that the gaps of a request have to be kept together."""
+        self._gaps_ns: list[npt.NDArray[np.int64]] = []
         self._window_ns = window_ns
         self._windows: dict[int, _Window] = {0: _Window()}
         self._oldest = 0
@@ -193,20 +199,36 @@ class Recorder:
         if self._oldest not in self._windows:
             self._windows[self._oldest] = _Window()
 
+    def harvest_slices(self) -> Iterator[None]:
+        """Take what is new in timelines that run, a slice at a time: the loop is not to be away for long."""
+        live = list(self._live.items())
+        for first in range(0, len(live), _SLICE):
+            self._take(live[first : first + _SLICE])
+            yield
+
+    def take_gaps_ns(self) -> npt.NDArray[np.int64]:
+        """Return the gaps that were harvested since the last call."""
+        gaps_ns, self._gaps_ns = np.concatenate([_NO_GAPS, *self._gaps_ns]), []
+        return gaps_ns
+
     def harvest(self) -> int | None:
         """Take what is new in all timelines; returns when the oldest token event came whose gap is held back."""
-        gaps: dict[Key, _Gaps] = defaultdict(_Gaps)
         ended, self._ended = self._ended, []
+        held_ns = self._take([*self._live.items(), *ended])
+        for timeline, progress in ended:
+            self._take_end(timeline, progress)
+        return held_ns
+
+    def _take(self, timelines: "list[tuple[Timeline, _Progress]]") -> int | None:
+        gaps: dict[Key, _Gaps] = defaultdict(_Gaps)
         held_ns: int | None = None
-        for timeline, progress in [*self._live.items(), *ended]:
+        for timeline, progress in timelines:
             self._take_instants(timeline, progress)
             oldest_ns = self._take_tokens(timeline, gaps[progress.key])
             if oldest_ns is not None and timeline.outcome is None:
                 held_ns = oldest_ns if held_ns is None else min(held_ns, oldest_ns)
         for key, found in gaps.items():
             self._file_gaps(key, found)
-        for timeline, progress in ended:
-            self._take_end(timeline, progress)
         return held_ns
 
     def _take_instants(self, timeline: Timeline, progress: _Progress) -> None:
@@ -268,7 +290,9 @@ class Recorder:
             for window, rows in self._by_window(reads[:, 0], reads):
                 _take_reads(rows, window.cells.setdefault(key, Cell()))
         if gaps.times:
-            for window, chosen in self._by_window(*gaps.due()):
+            ends_ns, gaps_ns = gaps.due()
+            self._gaps_ns.append(gaps_ns)
+            for window, chosen in self._by_window(ends_ns, gaps_ns):
                 window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
 
     def _by_window(

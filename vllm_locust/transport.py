@@ -1,8 +1,7 @@
 """Connections that remember when each byte arrived.
 
 Reads happen in the hub: one persistent watcher per connection whose callback does nothing but `recvmsg` and append;
-parsing waits for its greenlet, which in the middle of an answer is woken for several reads at once. So one sweep over a
-thousand sockets takes some milliseconds, however much parsing is due.
+parsing waits for its greenlet, which in the middle of an answer is woken for several reads at once (`vllm_locust.hub`).
 
 TLS: ciphertext is read and stamped in the hub, decrypted in the greenlet through a `MemoryBIO`.
 
@@ -17,17 +16,15 @@ from collections.abc import Callable
 from typing import Any
 
 import gevent
-import gevent.socket
 import msgspec
 
+from vllm_locust.hub import READ_BYTES, hub
 from vllm_locust.origin import Origin
-from vllm_locust.stamp import ANCILLARY_BYTES, READ_BYTES, SO_TIMESTAMPNS, Read, hub_times, read_of
+from vllm_locust.stamp import ANCILLARY_BYTES, SO_TIMESTAMPNS, Read, read_of
+from vllm_locust.tcp import connect, send_all
 
 _QUEUE_BYTES = 4_194_304
 """Bytes that may wait for parsing on one connection; beyond, its socket is not read until they are parsed."""
-
-_GATHER_S = 0.1
-"""How long reads may wait for each other where their reader is patient: parsed together, they cost about half."""
 _LAST_CHUNK = b"0\r\n\r\n"
 
 
@@ -48,9 +45,10 @@ class Connection:
 
     def __init__(self, origin: Origin, connect_timeout_s: float) -> None:
         """Open it; raises `OSError` (of which `ssl.SSLError` and a time-out are kinds)."""
-        self._times = hub_times()
+        self._hub = hub()
         self._reads: deque[Read] = deque()
         self._queued = 0
+        self._full = False
         self._waiter: gevent.Greenlet | None = None
         self._broken: Exception | None = None
         self._ended = False
@@ -60,64 +58,70 @@ class Connection:
         """How long the caller waits for the next byte."""
         self.patient = False
         """Whether the reader may be woken a moment late, except for the end of a body: times are taken here."""
+        self._gathering = False
         self._heard_ns = time.monotonic_ns()
         self._timer: Any = None
-        self._sock = gevent.socket.create_connection((origin.host, origin.port), timeout=connect_timeout_s)
+        self._sock = connect(origin.host, origin.port, connect_timeout_s)
         self._sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
         if SO_TIMESTAMPNS is not None:
             self._sock.setsockopt(stdlib_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-        # gevent's own would wait; the real socket's does not.
-        self._recvmsg_into: Callable[..., Any] = self._sock._sock.recvmsg_into  # noqa: SLF001
+        self._recvmsg_into: Callable[..., Any] = self._sock.recvmsg_into
         self._loop = gevent.get_hub().loop
-        self._gathering = self._loop.timer(0, repeat=_GATHER_S)
         self._watcher = self._loop.io(self._sock.fileno(), 1)
         self._watcher.start(self._readable)
         self._tls: ssl.SSLObject | None = None
+        # Many connections open at once where many users begin.
+        try:
+            self._hub.pause()
+        except BaseException:
+            self.close()
+            raise
         if origin.tls is not None:
             self._handshake(origin.tls, origin.host, connect_timeout_s)
 
     def _readable(self) -> None:
         """Take what has arrived; runs in the hub, once per sweep."""
+        hub = self._hub
+        hub.reads += 1
         try:
-            size, ancillary, _, _ = self._recvmsg_into(self._times.buffers, ANCILLARY_BYTES)
+            size, ancillary, _, _ = self._recvmsg_into(hub.buffers, ANCILLARY_BYTES)
         except BlockingIOError:
             return
         except OSError as error:
             self._broken = error
             self._watcher.stop()
         else:
-            now_ns = time.monotonic_ns()
             if size:
-                self._heard_ns = now_ns
-                data = bytes(self._times.buffers[0][:size])
-                self._reads.append(read_of(data, ancillary, now_ns, self._times))
+                self._heard_ns = hub.swept_ns
+                data = bytes(hub.buffers[0][:size])
+                self._reads.append(read_of(data, ancillary, hub))
                 self._queued += size
                 if self._queued > _QUEUE_BYTES:
+                    self._full = True
                     self._watcher.stop()
+                # Where a ciphertext's body ends cannot be seen.
+                if self.patient and self._tls is None and self._queued < READ_BYTES and not data.endswith(_LAST_CHUNK):
+                    if not self._gathering:
+                        self._gathering = True
+                        hub.gather(self._gathered)
+                    return
             else:
                 self._ended = True
                 self._watcher.stop()
         if self._waiter is not None:
-            if self._may_gather:
-                if not self._gathering.active:
-                    self._gathering.again(self._loop.run_callback, self._wake)
-            else:
-                self._loop.run_callback(self._wake)
+            hub.soon(self._wake)
 
-    @property
-    def _may_gather(self) -> bool:
-        """Whether what has come can wait for more; the end of a ciphertext's body cannot be seen."""
-        if not self.patient or self._finished or self._tls is not None or self._queued > READ_BYTES:
-            return False
-        return not self._reads[-1].data.endswith(_LAST_CHUNK)
+    def _gathered(self) -> None:
+        if self._gathering:
+            self._wake()
 
     def hurry(self) -> None:
         """Wake the reader now if anything has come."""
         if self._waiter is not None and self._reads:
-            self._loop.run_callback(self._wake)
+            self._hub.soon(self._wake)
 
     def _wake(self) -> None:
-        self._gathering.stop()
+        self._gathering = False
         waiter, self._waiter = self._waiter, None
         if waiter is not None:
             waiter.switch()
@@ -151,7 +155,8 @@ class Connection:
             if self._reads:
                 read = self._reads.popleft()
                 self._queued -= len(read.data)
-                if self._queued <= _QUEUE_BYTES // 2 and not self._watcher.active and not self._finished:
+                if self._full and self._queued <= _QUEUE_BYTES // 2 and not self._finished:
+                    self._full = False
                     self._watcher.start(self._readable)
                 if self._tls is None:
                     return read
@@ -206,7 +211,7 @@ class Connection:
             if self._tls is not None:
                 self._tls.write(data)
                 data = self._outgoing.read()
-            self._sock.sendall(data)
+            send_all(self._sock, data)
         except OSError as error:
             raise ConnectionLostError(str(error)) from None
 
@@ -214,8 +219,7 @@ class Connection:
         """Close it; the watcher goes first, since the number of its descriptor may soon belong to another socket."""
         self._watcher.stop()
         self._watcher.close()
-        self._gathering.stop()
-        self._gathering.close()
+        self._gathering = False
         if self._timer is not None:
             self._timer.stop()
         self._sock.close()
@@ -231,12 +235,12 @@ class Connection:
                     tls.do_handshake()
                     break
                 except ssl.SSLWantReadError:
-                    self._sock.sendall(self._outgoing.read())
+                    send_all(self._sock, self._outgoing.read())
                     read = self.read()
                     if read is None:
                         raise OSError("the server closed the connection in the TLS handshake") from None
                     self._incoming.write(read.data)
-            self._sock.sendall(self._outgoing.read())
+            send_all(self._sock, self._outgoing.read())
         except SilenceError:
             self.close()
             raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None

@@ -106,6 +106,8 @@ class Worker:
     def _tick(self) -> None:
         generator = self._generator
         if generator.run.phase in (Phase.RUNNING, Phase.FINISHING):
+            generator.harvest()
+        if generator.run.phase in (Phase.RUNNING, Phase.FINISHING):
             self._send(encode_report(generator.tick(self._runner.user_count)))
         elif generator.run.phase is Phase.FINISHED and self._unacknowledged:
             self._send(encode_report(generator.report()), last=True)

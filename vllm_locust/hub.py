@@ -1,0 +1,183 @@
+"""One turn of the event loop: work for a moment, rest, poll, read whatever has arrived.
+
+Bytes are read as soon as the loop polls. Everything that can wait, from parsing them to building the next request, is
+done in slices between two polls, so that reads never wait for long, however many streams there are and however many
+begin at once. Since the kernel stamps every segment, the loop may also rest between polls: a sweep that reads ten
+sockets costs little more than one that reads a single one. How long the loop was away before it read bounds what a
+shared stamp can hide (`vllm_locust.stamp`).
+"""
+
+import time
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+
+import gevent
+import numpy as np
+import numpy.typing as npt
+from gevent.hub import Waiter
+from gevent.monkey import get_original
+
+READ_BYTES = 65_536
+TOGETHER_NS = 20_000
+"""Two clocks read within this were read together: many times what reading them takes."""
+
+_GATHER_NS = 250_000_000
+"""How long bytes wait for more of their stream where nobody is in a hurry: parsed together, they cost about half."""
+_LOOK_S = 0.05
+"""How often the loop turns at least while something gathers."""
+_SLICE_NS = 500_000
+"""How long one turn does what is due, and parses what has gathered: reads wait for so long, and have their stamps."""
+_EVENTS_OF_A_POLL = 48
+"""A poll of libev tells of 64 descriptors at first, and of more once it was full; some are none of ours."""
+_PATH_NS = 1_000_000
+"""A segment is stamped before it lies in its socket: microseconds before, longer where soft interrupts are put off."""
+
+_REST_NS = 500_000
+"""Longest rest: what an answer waits for before its user may go on."""
+_REST_OF_TYPICAL_GAP = 50
+_REST_OF_SHORT_GAP = 4
+"""A rest is at most this part of a typical and of a short gap, so that two events of a stream hardly ever meet in one
+read, and those which do are not uncertain by much."""
+
+_SAMPLE = 2_000
+
+_sleep = get_original("time", "sleep")
+
+
+class Hub:
+    """The turns of this thread's event loop, and the buffer that all reads share.
+
+    What had arrived when a poll began was read in its sweep, unless the poll was full. So a stamp older than the last
+    poll that was not, or from the future, is wrong (the wall clock stepped).
+    """
+
+    def __init__(self) -> None:
+        self._loop = gevent.get_hub().loop
+        self.buffers = (memoryview(bytearray(READ_BYTES)),)
+        """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
+        self.reads = 0
+        """How many reads the sweep in hand has made; whoever reads counts here."""
+        self.unstamped = 0
+        """How many reads, since the last `rest`, had no stamp that can be believed."""
+        self._most_reads = _EVENTS_OF_A_POLL
+        self.wall_ns = 0
+        """The wall clock less the monotonic one, of this sweep."""
+        self.swept_ns = self._whole_ns = self._polled_ns = self._polled_before_ns = time.monotonic_ns()
+        self.oldest_ns = self.swept_ns
+        """What is read in this sweep was stamped later than this."""
+        self.away_ns = 0
+        """How long the loop had been away when it polled for this sweep."""
+        self._longest_away_ns = 0
+        self._rest_s = 0.0
+        self._due: deque[Callable[[], None]] = deque()
+        self._gathered: deque[tuple[int, Callable[[], None]]] = deque()
+        self._look = self._loop.timer(_LOOK_S, repeat=_LOOK_S, ref=False)
+        self._go_on = self._loop.idle()
+        # Highest and lowest priority: first after the poll, last before it, when gevent's own callbacks have run.
+        self._check = self._loop.check(ref=False, priority=self._loop.MAXPRI)
+        self._prepare = self._loop.prepare(ref=False, priority=self._loop.MINPRI)
+        self._sweeps()
+        self._check.start(self._sweeps)
+        self._prepare.start(self._polls)
+
+    def soon(self, act: Callable[[], None]) -> None:
+        """Have something done by the loop, in its turn: before the next poll, or a few later if there is much to do."""
+        if not self._due:
+            self._go_on.start(_nothing)
+        self._due.append(act)
+
+    def pause(self) -> None:
+        """Let the calling greenlet wait for its turn, as `soon` would."""
+        waiter = Waiter()
+        self.soon(partial(waiter.switch, None))
+        waiter.get()
+
+    def gather(self, parse: Callable[[], None]) -> None:
+        """Have what has come parsed a moment later, by a call from the loop."""
+        if not self._gathered:
+            self._look.start(_nothing)
+        self._gathered.append((self.swept_ns + _GATHER_NS, parse))
+
+    def _sweeps(self) -> None:
+        for _ in range(10):
+            self.swept_ns, wall_ns = time.monotonic_ns(), time.time_ns()
+            if time.monotonic_ns() - self.swept_ns <= TOGETHER_NS:
+                break
+        self.wall_ns = wall_ns - self.swept_ns
+
+    def _polls(self) -> None:
+        more = self._work()
+        if self._rest_s and not more and not self._loop._callbacks:  # noqa: SLF001 - it has no public one
+            _sleep(self._rest_s)
+        reads, self.reads = self.reads, 0
+        if reads < self._most_reads:
+            self._polled_before_ns, self._whole_ns = self._polled_ns, self.swept_ns
+        else:
+            self._most_reads = reads + 1
+        now_ns = self._polled_ns = time.monotonic_ns()
+        self.oldest_ns = self._polled_before_ns - _PATH_NS
+        self.away_ns = now_ns - self._whole_ns
+        self._longest_away_ns = max(self._longest_away_ns, now_ns - self.swept_ns)
+
+    def _work(self) -> bool:
+        """Do what is due, for a slice each; returns whether there is more, which the poll will not wait for."""
+        due, gathered = self._due, self._gathered
+        if not due and not gathered:
+            return False
+        now_ns = time.monotonic_ns()
+        until_ns = now_ns + _SLICE_NS
+        while due and now_ns < until_ns:
+            due.popleft()()
+            now_ns = time.monotonic_ns()
+        until_ns = now_ns + _SLICE_NS
+        while gathered and gathered[0][0] <= now_ns < until_ns:
+            gathered.popleft()[1]()
+            now_ns = time.monotonic_ns()
+        more = bool(due) or (bool(gathered) and gathered[0][0] <= now_ns)
+        if more:
+            self._go_on.start(_nothing)
+        else:
+            self._go_on.stop()
+        if not gathered:
+            self._look.stop()
+        return more
+
+    def rest(self, gaps_ns: npt.NDArray[np.int64]) -> None:
+        """Rest between sweeps from now on, as far as the gaps of the last second leave room for it.
+
+        Not where a sweep would read little more for it, nor where the clock is read in place of stamps.
+        """
+        self._rest_s, unstamped, self.unstamped = 0.0, self.unstamped, 0
+        if unstamped * 100 <= gaps_ns.size > _SAMPLE / 10:
+            sample = np.sort(gaps_ns[:: 1 + gaps_ns.size // _SAMPLE])
+            short_ns, typical_ns = sample[sample.size // 100], sample[sample.size // 2]
+            rest_s = min(_REST_NS, typical_ns / _REST_OF_TYPICAL_GAP, short_ns / _REST_OF_SHORT_GAP) / 1e9
+            if gaps_ns.size * rest_s >= 1:
+                self._rest_s = rest_s
+
+    @property
+    def complete_ns(self) -> int:
+        """Everything that arrived before this instant has been read."""
+        return self._polled_ns if self._polled_ns < self.swept_ns else self._polled_before_ns
+
+    def take_longest_away_ns(self) -> int:
+        """Return the longest time for which the loop was away since the last call."""
+        longest_ns, self._longest_away_ns = self._longest_away_ns, 0
+        return longest_ns
+
+
+def _nothing() -> None:
+    """Turn the loop; what is due is done before each poll."""
+
+
+_hubs: dict[int, Hub] = {}
+
+
+def hub() -> Hub:
+    """Return the turns of this thread's event loop; the first call begins to take them."""
+    key = id(gevent.get_hub())
+    found = _hubs.get(key)
+    if found is None:
+        found = _hubs[key] = Hub()
+    return found

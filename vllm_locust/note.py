@@ -1,0 +1,45 @@
+"""What an event says, written into the timeline of its request."""
+
+from vllm_locust.api import Delta, Part, Usage
+from vllm_locust.timeline import Timeline
+
+
+def note(timeline: Timeline, delta: Delta, at_ns: int) -> None:
+    """Write into a timeline what an event says that arrived at `at_ns`."""
+    for part in delta.parts:
+        index = part.choice
+        tokens = _tokens_so_far(timeline, delta, part) if delta.usage is not None or part.token_ids else 0
+        if part.token or tokens > _known_tokens(timeline, index):
+            timeline.token_event(index, at_ns, tokens)
+            if part.reasoning:
+                timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns
+            elif part.content and timeline.content_ns is None:
+                timeline.content_ns = timeline.last_ns
+        if part.finish_reason is not None:
+            timeline.finish_reasons[index] = part.finish_reason
+    # With several choices, usage on a chunk is that of its choice; the request's comes in a chunk of its own.
+    if delta.usage is not None and not (delta.parts and len(timeline.choices) > 1):
+        _note_usage(timeline, delta.usage)
+
+
+def _tokens_so_far(timeline: Timeline, delta: Delta, part: Part) -> int:
+    """Return how many tokens of its choice there are by now, 0 where the event does not tell."""
+    if part.token_ids:
+        return part.token_ids + _known_tokens(timeline, part.choice)
+    if delta.usage is not None and len(delta.parts) == 1:
+        return delta.usage.completion_tokens or 0
+    return 0
+
+
+def _known_tokens(timeline: Timeline, index: int) -> int:
+    known = timeline.choices.get(index)
+    return known.tokens if known else 0
+
+
+def _note_usage(timeline: Timeline, usage: Usage) -> None:
+    if usage.completion_tokens is not None:
+        timeline.completion_tokens = usage.completion_tokens
+    if usage.prompt_tokens is not None:
+        timeline.input_tokens = usage.prompt_tokens
+    if usage.prompt_tokens_details is not None:
+        timeline.cached_tokens = usage.prompt_tokens_details.cached_tokens

@@ -19,8 +19,8 @@ from emitter import CLOSE, FIN, RAW, REF, RST, SILENCE, SO_TIMESTAMPNS, Answer, 
 
 from vllm_locust.client import Client, Limits
 from vllm_locust.errors import InputError
-from vllm_locust.origin import Origin, origin_of, read_ca
 from vllm_locust.hub import hub
+from vllm_locust.origin import Origin, origin_of, read_ca
 from vllm_locust.stamp import Read, read_of
 from vllm_locust.timeline import Outcome, Timeline
 from vllm_locust.transport import Connection, ConnectionLostError, CutError, Pool, SilenceError

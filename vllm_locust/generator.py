@@ -24,7 +24,6 @@ from vllm_locust.scenario import Part, Pick
 from vllm_locust.timeline import Timeline
 from vllm_locust.transport import Pool
 
-
 _GC_THRESHOLDS = (10_000, 50, 100)
 
 

@@ -24,7 +24,6 @@ from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.recording import Failure, Gauges, Report, WindowState, to_wire
 from vllm_locust.timeline import Choice, Timeline
 
-
 _SLICE = 50
 """How many timelines are harvested without a pause: half a millisecond."""
 _NO_GAPS = np.empty(0, np.int64)

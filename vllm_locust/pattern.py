@@ -55,7 +55,7 @@ def pattern_of(data: bytes, delta: Delta) -> Pattern | None:
         begin, found, rest = data.partition(field)
         if found:
             space = rest[: len(rest) - len(rest.lstrip(b" "))]
-            text, _, end = rest[len(space) + 1 :].partition(b'"')
+            _, _, end = rest[len(space) + 1 :].partition(b'"')
             pattern = Pattern(digits, begin[digits:] + field + space + b'"', b'"' + end, delta)
             if digits > 0 and end.endswith(_END) and begin.startswith(b"data: ", digits + 2) and pattern.fits(data):
                 return pattern

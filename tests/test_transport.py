@@ -116,6 +116,20 @@ def test_a_greenlet_that_blocks_the_loop_does_not_shift_the_stamps(emitter: Emit
     assert hub_times().take_longest_away_ns() >= 50 * MS
 
 
+def test_only_long_absences_of_the_loop_add_up_to_its_stalls() -> None:
+    def stalled_ns(pause_s: float) -> int:
+        gevent.sleep(0.01)
+        hub_times().take_stalled_ns()
+        for _ in range(3):
+            time.sleep(pause_s)
+            gevent.sleep(0)
+        gevent.sleep(0.01)
+        return hub_times().take_stalled_ns()
+
+    assert min(stalled_ns(0.01) for _ in range(10)) == 0  # the machine itself may stall now and then
+    assert stalled_ns(0.06) >= 3 * 60 * MS
+
+
 def test_case_41_a_stamp_that_the_wall_clock_cannot_have_made_is_not_believed(emitter: Emitter) -> None:
     """Sources: openvinotoolkit/model_server#1260, sgl-project/sglang#17640."""
     with closing(connect(emitter.serve(numbered(1, 1)))):

@@ -24,6 +24,9 @@ _TOGETHER_NS = 20_000
 STAMP_RESOLUTION_NS = 1_000
 """What is left of an error where a segment has a stamp of its own."""
 
+STALL_NS = 50_000_000
+"""A loop that is away for so long has stalled: a sweep over a thousand sockets, a tick or a collection take less."""
+
 
 class Read(msgspec.Struct, frozen=True, gc=False):
     """Bytes, when their last segment arrived (monotonic ns), and how that is known."""
@@ -61,7 +64,7 @@ class Hub:
         self.away_ns = 0
         self.buffers = (memoryview(bytearray(READ_BYTES)),)
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
-        self._longest_away_ns = 0
+        self._longest_away_ns = self._stalled_ns = 0
         if SO_TIMESTAMPNS is not None:
             # The kernel begins to stamp some time after the first socket with the option, and ends with the last.
             self._stamping = socket.socket()
@@ -77,6 +80,7 @@ class Hub:
         self.polled_before_ns, self._polled_ns = self._polled_ns, now_ns
         self.away_ns = away_ns = now_ns - self.swept_ns
         self._longest_away_ns = max(self._longest_away_ns, away_ns)
+        self._stalled_ns += away_ns if away_ns >= STALL_NS else 0
 
     def _sweeps(self) -> None:
         self.swept_ns = time.monotonic_ns()
@@ -90,6 +94,11 @@ class Hub:
         """Return the longest time for which the loop was away since the last call."""
         longest_ns, self._longest_away_ns = self._longest_away_ns, 0
         return longest_ns
+
+    def take_stalled_ns(self) -> int:
+        """Return how long the loop has been away since the last call, in stretches of `STALL_NS` and longer."""
+        stalled_ns, self._stalled_ns = self._stalled_ns, 0
+        return stalled_ns
 
 
 _hubs: dict[int, Hub] = {}

@@ -23,6 +23,7 @@ LAYERS = [
         "sse",
         "api",
         "origin",
+        "cpu",
         "stamp",
         "transport",
         "response",
@@ -50,6 +51,7 @@ LAYERS = [
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
+    "cpu",
     *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}

@@ -75,9 +75,14 @@ class Generator:
         self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, start_ns, now_ns)
         self.recorder.itl_wanted = wanted
         hub_times().take_longest_away_ns()
+        hub_times().take_stalled_ns()
 
     def tick(self, users: int) -> Report:
         """Harvest, and return what the master does not know yet."""
+        self._harvest(users)
+        return self.report()
+
+    def _harvest(self, users: int) -> None:
         assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
         now_ns = time.monotonic_ns()
         times = hub_times()
@@ -87,8 +92,8 @@ class Generator:
             unparsed_ns=self._client.oldest_unparsed_ns,
             users=users,
             away_ns=times.take_longest_away_ns(),
+            stalled_ns=times.take_stalled_ns(),
         )
-        return self.report()
 
     def report(self) -> Report:
         """Return what the master does not know yet, without looking for more."""
@@ -107,6 +112,7 @@ class Generator:
             self._client.cut_all()
             while self._client.in_flight:
                 gevent.sleep(0.001)
+        self._harvest(users=0)
         self.recorder.finish(time.monotonic_ns())
         self.run.phase = Phase.FINISHED
         return self.report()

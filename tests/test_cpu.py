@@ -87,3 +87,26 @@ def test_reading_it_is_cheap_enough_to_be_done_often() -> None:
         cpu.core_wait_ns()
         taken_ns.append(time.perf_counter_ns() - before_ns)
     assert sorted(taken_ns)[500] < 20_000
+
+
+def test_only_long_waits_add_up_and_short_turns_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    ms, waited_ns = 1_000_000, [0]
+    monkeypatch.setattr(cpu, "core_wait_ns", lambda: waited_ns[0])
+    monkeypatch.setattr(time, "monotonic_ns", lambda: 0)
+    wait, now_ns = cpu.CoreWait(), 0
+    seen = []
+    for passed_us, waited_us in ((5_000, 900), (5_000, 3_000), (500, 400), (1_500, 700), (2_000, 1_000), (900, 900)):
+        now_ns += passed_us * 1000
+        waited_ns[0] += waited_us * 1000
+        seen.append(wait.look(now_ns) / ms)
+    # The fourth has the third in it, as far as it can: nobody looked in between.
+    assert seen == [0, 3, 0, 1.1, 1, 0]
+    assert wait.take_ns() == 5.1 * ms
+    assert wait.take_ns() == 0
+
+
+def test_long_waits_are_absent_where_nobody_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cpu, "core_wait_ns", lambda: None)
+    wait = cpu.CoreWait()
+    assert wait.look(time.monotonic_ns() + 10**10) == 0
+    assert wait.take_ns() is None

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from vllm_locust import recorder as recorders
 from vllm_locust.cell import Cell, Cells, Key, merge_cells, total
 from vllm_locust.recorder import Recorder
 from vllm_locust.recording import Gauges, Recording, decode_report, encode_report
@@ -82,18 +81,24 @@ class Bench:
         return self.now_ns
 
     def tick(
-        self, ms: float, *, swept_ms: float | None = None, unparsed_ms: float | None = None, stalled_ms: float = 0
+        self,
+        ms: float,
+        *,
+        swept_ms: float | None = None,
+        unparsed_ms: float | None = None,
+        stalled_ms: int = 0,
+        core_wait_ms: int | None = None,
     ) -> None:
         swept_ns = self.at(ms if swept_ms is None else swept_ms)
         unparsed_ns = None if unparsed_ms is None else self.at(unparsed_ms)
-        stalled_ns = round(stalled_ms * MS)
         self.recorder.tick(
             self.at(ms),
             swept_ns=swept_ns,
             unparsed_ns=unparsed_ns,
             users=3,
             away_ns=round(ms),
-            stalled_ns=stalled_ns,
+            stalled_ns=stalled_ms * MS,
+            core_wait_ns=None if core_wait_ms is None else core_wait_ms * MS,
         )
 
     def steps(self, request: Request) -> list[Step]:
@@ -882,24 +887,20 @@ def test_case_52_what_comes_after_the_stop_goes_behind_the_windows_of_the_run() 
     assert [master.gauges_of(i)["w1"].span_ns // MS for i in range(3)] == [1000, 500, 4200]
 
 
-def test_cpu_and_the_wait_for_a_core_are_shared_out_over_the_windows_of_their_time(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cpu_ns, wait_ns = iter([7 * MS, 757 * MS]), iter([3 * MS, 153 * MS])
+def test_cpu_is_shared_out_over_the_windows_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_ns = iter([7 * MS, 757 * MS])
     monkeypatch.setattr(time, "process_time_ns", lambda: next(cpu_ns))
-    monkeypatch.setattr(recorders, "core_wait_ns", lambda: next(wait_ns))
     bench = Bench(joined_ms=500)
     bench.tick(2000)
     windows = bench.recorder.report(bench.now_ns).windows
     assert [w.gauges.cpu_ns for w in windows] == [250 * MS, 500 * MS, 0]
-    assert [w.gauges.core_wait_ns for w in windows] == [50 * MS, 100 * MS, None]
 
 
-def test_where_the_system_does_not_tell_the_wait_for_a_core_is_absent(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recorders, "core_wait_ns", lambda: None)
+def test_waits_for_a_core_add_up_and_are_absent_where_the_system_does_not_tell() -> None:
     bench = Bench()
-    bench.tick(500)
-    assert [w.gauges.core_wait_ns for w in bench.recorder.report(bench.now_ns).windows] == [None]
+    for at_ms, wait_ms in ((400, 3), (900, 0), (1300, 0), (2100, None)):
+        bench.tick(at_ms, core_wait_ms=wait_ms)
+    assert [w.gauges.core_wait_ns for w in bench.recorder.report(bench.now_ns).windows] == [3 * MS, 0, None]
 
 
 def test_stalls_add_up_in_the_window_in_which_they_are_noticed() -> None:

@@ -76,6 +76,7 @@ class Generator:
         self.recorder.itl_wanted = wanted
         hub_times().take_longest_away_ns()
         hub_times().take_stalled_ns()
+        hub_times().core_wait.take_ns()
 
     def tick(self, users: int) -> Report:
         """Harvest, and return what the master does not know yet."""
@@ -93,6 +94,7 @@ class Generator:
             users=users,
             away_ns=times.take_longest_away_ns(),
             stalled_ns=times.take_stalled_ns(),
+            core_wait_ns=times.core_wait.take_ns(),
         )
 
     def report(self) -> Report:

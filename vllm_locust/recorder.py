@@ -21,7 +21,6 @@ import numpy.typing as npt
 
 from vllm_locust import tally
 from vllm_locust.cell import Cell, Cells, Key
-from vllm_locust.cpu import core_wait_ns
 from vllm_locust.recording import Failure, Gauges, Report, WindowState, to_wire
 from vllm_locust.timeline import Choice, Timeline
 
@@ -81,7 +80,6 @@ class Recorder:
         self._in_flight = 0
         self._changed_ns = self._ticked_ns = start_ns if joined_ns is None else joined_ns
         self._cpu_ns = time.process_time_ns()
-        self._core_wait_ns = core_wait_ns()
 
     # Requests
 
@@ -125,15 +123,10 @@ class Recorder:
             since_ns = end_ns
 
     def _spend(self, now_ns: int) -> None:
-        """Share out what the process used and waited for since the last tick over the windows of that time."""
-        cpu_before_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
-        before_ns, self._core_wait_ns = self._core_wait_ns, core_wait_ns()
+        """Share out the CPU time since the last tick over the windows of that time."""
+        before_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
         for gauges, length_ns in self._pieces(self._ticked_ns, now_ns):
-            share = length_ns / (now_ns - self._ticked_ns)
-            gauges.cpu_ns += round(share * (self._cpu_ns - cpu_before_ns))
-            if before_ns is not None and self._core_wait_ns is not None:
-                waited_ns = round(share * (self._core_wait_ns - before_ns))
-                gauges.core_wait_ns = (gauges.core_wait_ns or 0) + waited_ns
+            gauges.cpu_ns += round((self._cpu_ns - before_ns) * length_ns / (now_ns - self._ticked_ns))
         self._ticked_ns = max(self._ticked_ns, now_ns)
 
     def note_plugin_error(self) -> None:
@@ -188,12 +181,13 @@ class Recorder:
         users: int,
         away_ns: int,
         stalled_ns: int = 0,
+        core_wait_ns: int | None = None,
     ) -> None:
         """Take what is new, note the gauges, and seal what is complete.
 
         Everything that arrived before `swept_ns` has been read; `unparsed_ns` is when the oldest bytes arrived that
         nobody has parsed, `away_ns` the longest time for which the loop was away since the last tick, `stalled_ns` the
-        sum of all long ones.
+        sum of all long ones, and `core_wait_ns` that of its long waits for a core.
         """
         held_ns = self.harvest()
         self._flight(now_ns, 0)
@@ -202,6 +196,8 @@ class Recorder:
         gauges.users_last = users
         gauges.loop_lag_ns = max(gauges.loop_lag_ns, away_ns)
         gauges.stalled_ns += stalled_ns
+        if core_wait_ns is not None:
+            gauges.core_wait_ns = (gauges.core_wait_ns or 0) + core_wait_ns
         complete_ns = min(ns for ns in (swept_ns, unparsed_ns, held_ns) if ns is not None)
         self._seal(self._index(complete_ns))
 

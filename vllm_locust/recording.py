@@ -42,7 +42,8 @@ class Gauges(msgspec.Struct, array_like=True, kw_only=True):
     """Samples that belong to an older window, which had been sealed already."""
     plugin_errors: int = 0
     core_wait_ns: int | None = None
-    """How long the thread that sends was ready to run and had no core; absent where the system does not say."""
+    """How long the sending thread was ready to run and had no core, in waits of `cpu.LONG_WAIT_NS` and longer; absent
+    where the system does not say."""
     stalled_ns: int = 0
     """Sum of the times, of `stamp.STALL_NS` and longer each, for which the event loop was away."""
 

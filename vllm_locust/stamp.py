@@ -12,6 +12,8 @@ import time
 import gevent
 import msgspec
 
+from vllm_locust.cpu import CoreWait
+
 # Not in the socket module before Python 3.14; the numbers of the generic Linux ABI (asm-generic/socket.h).
 SO_TIMESTAMPNS = 35 if sys.platform == "linux" else None
 _TIMESPEC = struct.Struct("@qq")
@@ -65,6 +67,7 @@ class Hub:
         self.buffers = (memoryview(bytearray(READ_BYTES)),)
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
         self._longest_away_ns = self._stalled_ns = 0
+        self.core_wait = CoreWait()
         if SO_TIMESTAMPNS is not None:
             # The kernel begins to stamp some time after the first socket with the option, and ends with the last.
             self._stamping = socket.socket()
@@ -84,6 +87,7 @@ class Hub:
 
     def _sweeps(self) -> None:
         self.swept_ns = time.monotonic_ns()
+        self.core_wait.look(self.swept_ns)
 
     @property
     def complete_ns(self) -> int:

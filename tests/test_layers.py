@@ -38,6 +38,7 @@ LAYERS = [
         "recorder",
         "generator",
         "probe",
+        "fidelity",
         "summary",
         "verdict",
         "results",
@@ -52,7 +53,7 @@ LAYERS = [
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
     "cpu",
-    *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
+    *("tally", "recorder", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

@@ -46,7 +46,7 @@ LAYERS = [
         "progress",
         "options",
     ),
-    *("exporter", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
+    *("exporter", "listener", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),
 ]
 """A module imports only those before it."""

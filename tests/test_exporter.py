@@ -614,7 +614,7 @@ def test_a_histogram_of_zeros_is_in_its_first_bucket(master: Master, url: str) -
 
 # Fidelity
 
-WORST = {"span_ns": 10 * NS_PER_S, "cpu_ns": 4 * NS_PER_S, "core_wait_ns": NS_PER_S // 2, "loop_lag_ns": 212 * MS}
+WORST = {"span_ns": 10 * NS_PER_S, "cpu_ns": 4 * NS_PER_S, "core_wait_ns": 50 * MS, "loop_lag_ns": 212 * MS}
 
 
 def test_case_40_the_loop_lag_and_cpu_of_each_live_worker_are_those_of_the_last_closed_window(
@@ -631,7 +631,7 @@ def test_case_40_the_loop_lag_and_cpu_of_each_live_worker_are_those_of_the_last_
         worker: [one(series, f"worker_{name}", worker=worker) for name in WORKER_FAMILIES]
         for worker in ("w", "x (host)", "lost")
     }
-    assert seen == {"w": [0.212, 0.4, 0.05, 0.1], "x (host)": [0, 0, None, 0], "lost": [None] * 4}
+    assert seen == {"w": [0.212, 0.4, 0.005, 0.1], "x (host)": [0, 0, None, 0], "lost": [None] * 4}
     master.stop()
     assert not any("_worker_" in name for name in names(scrape(url)))
 

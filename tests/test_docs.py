@@ -25,8 +25,9 @@ from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.stamp import STALL_NS
-from vllm_locust.summary import fidelity_of, of_worker
+from vllm_locust.summary import fidelity_of
 from vllm_locust.timeline import METRICS, Outcome, Unit
+from vllm_locust.workers import Seen
 
 README = (ROOT / "README.md").read_text()
 DEFINITIONS = (ROOT / "docs" / "metrics.md").read_text()
@@ -193,8 +194,8 @@ def test_the_limits_of_the_generator_have_the_same_default_everywhere(parser: di
 
 def test_the_figures_of_fidelity_are_those_of_a_run_file() -> None:
     listed = {name for row in table(section("Fidelity", DEFINITIONS)) for name in re.findall(r"`(\w+)`", row[1])}
-    seen = fidelity_of(Recording("r", 0, NS_PER_S), DEFAULTS)
-    worker = of_worker([Gauges()], NS_PER_S)
+    seen = fidelity_of(Recording("r", 0, NS_PER_S), DEFAULTS, {})
+    worker = Seen().figures()
     assert listed <= seen.keys() | worker.keys()
     shown_elsewhere = {"token_events", "gap", "workers", "plugin_errors", "in_flight_peak"}
     assert (seen.keys() | worker.keys()) - listed == shown_elsewhere

@@ -10,6 +10,7 @@ from vllm_locust.fidelity import DEFAULTS, FLAGS, UNCERTAIN_SHARE, Limits, fault
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.summary import Meta, fidelity_of, summary
+from vllm_locust.workers import all_seen
 
 MS = 1_000_000
 WINDOW_NS = 10 * NS_PER_S
@@ -35,7 +36,8 @@ def recorded(cell: Cell, *workers: list[dict[str, int]]) -> Recording:
 
 
 def seen(cell: Cell, *workers: list[dict[str, int]], limits: Limits = DEFAULTS) -> dict[str, Any]:
-    return fidelity_of(recorded(cell, *workers), limits)
+    recording = recorded(cell, *workers)
+    return fidelity_of(recording, limits, all_seen(recording))
 
 
 def streamed(*, uncertainty_ns: int = 0, gap_ns: int = 50 * MS, uncertain: int = 0) -> Cell:
@@ -149,7 +151,7 @@ def test_a_worker_whose_core_another_process_has_limits_the_run() -> None:
 def test_where_the_system_does_not_tell_the_criterion_is_silent_and_that_is_said() -> None:
     recording = recorded(streamed(), [{}])
     recording.gauges["w1", 0].core_wait_ns = None
-    told = fidelity_of(recording, DEFAULTS)
+    told = fidelity_of(recording, DEFAULTS, all_seen(recording))
     assert faults(told, DEFAULTS) == []
     assert line(told, DEFAULTS).endswith(", wait for a core unknown here")
     assert misses(told, DEFAULTS) == []

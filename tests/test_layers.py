@@ -38,6 +38,7 @@ LAYERS = [
         "recorder",
         "generator",
         "probe",
+        "workers",
         "fidelity",
         "summary",
         "verdict",
@@ -53,7 +54,7 @@ LAYERS = [
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
     "cpu",
-    *("tally", "recorder", "fidelity", "summary", "verdict", "terminal", "results", "report"),
+    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

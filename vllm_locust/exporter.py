@@ -35,8 +35,9 @@ from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Recording
-from vllm_locust.summary import fidelity_of, of_worker
+from vllm_locust.summary import fidelity_of
 from vllm_locust.timeline import METRICS, Unit
+from vllm_locust.workers import Watch, seen_in
 
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2el")
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -125,6 +126,7 @@ class Exporter:
         self._base: Cells = {}
         self._base_faults: Counter[str] = Counter()
         self._scenarios: dict[str, str] = {}
+        self._watch = Watch()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -136,7 +138,7 @@ class Exporter:
         if not self._is_retired(recording):
             self._retired.add((recording.run, recording.epoch))
             _add_all(self._base, self._labelled(recording.totals))
-            self._base_faults.update(_faults(recording))
+            self._base_faults.update(_faults(recording, self._watch))
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family that has samples, all of one moment."""
@@ -150,9 +152,9 @@ class Exporter:
             run = self._labelled(now.recording.totals)
             if not self._is_retired(now.recording):
                 _add_all(lifetime, run)
-                faults.update(_faults(now.recording))
+                faults.update(_faults(now.recording, self._watch))
         window = self._labelled(_last_window(now))
-        gauges = itertools.chain(_gauges(now, run), _fidelity(now), _workers(now))
+        gauges = itertools.chain(_gauges(now, run), _fidelity(now, self._watch), _workers(now))
         totals = itertools.chain(_counters(lifetime, faults), _histograms(lifetime))
         for family in itertools.chain(gauges, totals, _summaries(lifetime, run, window)):
             if family.samples:
@@ -200,15 +202,15 @@ def _add_all(target: Cells, source: Cells) -> None:
             target[key] = Cell(histograms, cell.counters.copy())
 
 
-def _faults(recording: Recording) -> dict[str, int]:
+def _faults(recording: Recording, watch: Watch) -> dict[str, int]:
     """Return what is counted per worker, once there is anything that could have gone wrong.
 
     From then on 0 is told as well: an alert on the first error needs the series before it.
     """
     if not recording.totals:
         return {}
-    all_gauges = recording.gauges.values()
-    errors, late = sum(g.plugin_errors for g in all_gauges), sum(g.late for g in all_gauges)
+    workers = watch.seen(recording).values()
+    errors, late = sum(seen.plugin_errors for seen in workers), sum(seen.late for seen in workers)
     return {"plugin_errors": errors, "late_samples": late}
 
 
@@ -227,10 +229,12 @@ def _gauges(now: Snapshot, run: Cells) -> Iterator[Metric]:
     yield family
 
 
-def _fidelity(now: Snapshot) -> Iterator[Metric]:
+def _fidelity(now: Snapshot, watch: Watch) -> Iterator[Metric]:
     """Yield whether to believe the run so far; absent before its first token."""
-    seen = fidelity_of(now.recording, now.limits) if now.recording is not None else None
-    if seen is None or not seen["token_events"]:
+    if now.recording is None:
+        return
+    seen = fidelity_of(now.recording, now.limits, watch.seen(now.recording))
+    if not seen["token_events"]:
         return
     help_text = "Whether the run so far is limited by the generator (1) or not (0)."
     limited = bool(fidelity.faults(seen, now.limits))
@@ -246,7 +250,7 @@ def _workers(now: Snapshot) -> Iterator[Metric]:
     if now.recording is None or not closed:
         return
     gauges = {worker: now.recording.gauges.get((worker, closed - 1)) for worker in now.live_workers}
-    seen = {worker: of_worker([g], now.recording.window_ns) for worker, g in gauges.items() if g is not None}
+    seen = {worker: seen_in([g], now.recording.window_ns).figures() for worker, g in gauges.items() if g is not None}
     for name, (source, help_text) in _WORKER.items():
         family = GaugeMetricFamily(f"vllm_locust_worker_{name}", help_text, labels=["worker"])
         for worker, figures in seen.items():

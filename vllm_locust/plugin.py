@@ -152,7 +152,7 @@ class Plugin:
             self._metrics = f"http://localhost:{port}/metrics"
             logger.info("metrics are at %s", self._metrics)
         if environment.web_ui is not None:
-            webui.add_tab(environment.web_ui, lambda: webui.tab(self._master.recording, self._limits))
+            webui.add_tab(environment.web_ui, lambda: (self._master.recording, self._limits))
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios

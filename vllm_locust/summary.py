@@ -6,8 +6,8 @@ tokens and counts are of all phases; so are rates and streams in flight, but onl
 """
 
 import math
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +15,11 @@ from vllm_locust.cell import Cell, Cells, select, total
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Failure, Gauges, Recording
+from vllm_locust.recording import Failure, Recording
 from vllm_locust.timeline import CUT, METRICS, Outcome, Unit
+from vllm_locust.workers import Seen, all_seen
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
-_WHOLE = 0.9
-"""A window of which less has passed says more of its edges than of its worker."""
 COUNTS = ("estimated", "coalesced", "short_outputs", "heartbeats", "comments", "reconnects")
 """Counters that a summary shows as they are."""
 
@@ -75,7 +74,7 @@ def summary(recording: Recording, meta: Meta) -> Summary:
             for name in dict.fromkeys([*meta.parts, *found])
         },
         "failures": _failures(recording),
-        "fidelity": fidelity_of(recording, meta.generator_limits),
+        "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
     }
 
 
@@ -202,16 +201,13 @@ def _failure(kind: tuple[str, str, str, int], number: int, known: Failure | None
     }
 
 
-def fidelity_of(recording: Recording, limits: Limits) -> Summary:
-    """Return how far to trust the numbers: of token times, and of each worker."""
+def fidelity_of(recording: Recording, limits: Limits, workers: dict[str, Seen]) -> Summary:
+    """Return how far to trust the numbers: of token times, and of each worker, as it was seen."""
     steady = total(select(recording.totals, phase="steady"))
     stamped, unstamped = steady.counters.get("stamped", 0), steady.counters.get("unstamped", 0)
     uncertainty = steady.histograms.get("uncertainty", Histogram())
     gap_ns, gap = _typical_gap(steady)
     bounds_ns = [] if gap_ns is None else [limits.uncertainty * gap_ns]
-    by_worker: dict[str, list[Gauges]] = defaultdict(list)
-    for (worker, _), gauges in sorted(recording.gauges.items(), key=lambda item: item[0]):
-        by_worker[worker].append(gauges)
     lags = {name: _metric(steady.histograms.get(name), Unit.SECONDS) for name in ("read_lag", "uncertainty")}
     return {
         "token_events": sum(cell.counters.get("token_events", 0) for cell in recording.totals.values()),
@@ -221,7 +217,7 @@ def fidelity_of(recording: Recording, limits: Limits) -> Summary:
         ),
         "gap": {"name": gap, "s": _seconds(gap_ns)},
         **{name: {key: lag[key] for key in ("p50", "p99", "max")} for name, lag in lags.items()},
-        "workers": {worker: of_worker(windows, recording.window_ns) for worker, windows in by_worker.items()},
+        "workers": {worker: seen.figures() for worker, seen in workers.items()},
     }
 
 
@@ -232,27 +228,6 @@ def _typical_gap(steady: Cell) -> tuple[float | None, str]:
         if value_ns:
             return value_ns, name
     return steady.histograms.get("ttft", Histogram()).percentile(0.5), "median TTFT"
-
-
-def of_worker(windows: Sequence[Gauges], window_ns: int) -> Summary:
-    """Return what a worker was like in some windows; what is only partly there is judged only if nothing else is.
-
-    Stalled is the share of the time in which the loop was away in long stretches, the longest one left out.
-    """
-    span_ns, lag_ns = sum(gauges.span_ns for gauges in windows), max(gauges.loop_lag_ns for gauges in windows)
-    whole = [gauges for gauges in windows if gauges.span_ns >= max(_WHOLE * window_ns, 1)]
-    waits_ns = [gauges.core_wait_ns for gauges in windows if gauges.core_wait_ns is not None]
-    cpu = _ratio(sum(gauges.cpu_ns for gauges in windows), span_ns)
-    return {
-        "loop_lag_s": _seconds(lag_ns),
-        "cpu_share": cpu,
-        "cpu_share_max": max((gauges.cpu_ns / gauges.span_ns for gauges in whole), default=cpu),
-        "core_wait_share": _ratio(sum(waits_ns), span_ns) if waits_ns else None,
-        "stalled_share": _ratio(max(0, sum(gauges.stalled_ns for gauges in windows) - lag_ns), span_ns),
-        "late": sum(gauges.late for gauges in windows),
-        "plugin_errors": sum(gauges.plugin_errors for gauges in windows),
-        "in_flight_peak": max(gauges.in_flight_peak for gauges in windows),
-    }
 
 
 def _ended(cell: Cell) -> Iterator[tuple[str, int, int]]:

@@ -5,7 +5,7 @@ Rows are built by the master from the recording on every tick, so that nothing i
 resolution; minima, maxima and averages Locust rounds when it shows them.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, cast
 
 from flask import Response, request
@@ -19,6 +19,7 @@ from vllm_locust.histogram import Histogram, middle
 from vllm_locust.quantity import format_count, format_duration
 from vllm_locust.recording import Recording
 from vllm_locust.summary import Summary, fidelity_of
+from vllm_locust.workers import Watch
 
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
 _TAB = "llm"
@@ -62,8 +63,9 @@ def _readable_ms(value: float) -> float:
     return round(value, 1 if value >= 1 else 2)
 
 
-def add_tab(web_ui: WebUI, rows: Callable[[], Sequence[tuple[str, str]]]) -> None:
-    """Give Locust's web UI a tab of plain text, which is asked for as often as its statistics are."""
+def add_tab(web_ui: WebUI, run: Callable[[], tuple[Recording | None, Limits]]) -> None:
+    """Give Locust's web UI a tab on the current run, which is asked for as often as its statistics are."""
+    watch = Watch()
     args: dict[str, Any] = web_ui.template_args
     structure = [{"key": key, "title": title} for key, title in _COLUMNS.items()]
     args["extendedTabs"] = [*args.get("extendedTabs", ()), {"title": "LLM", "key": _TAB}]
@@ -78,16 +80,16 @@ def add_tab(web_ui: WebUI, rows: Callable[[], Sequence[tuple[str, str]]]) -> Non
         if isinstance(content, dict):
             # Locust keeps its answer for two seconds, and with it what we have added.
             others = [stats for stats in content.get("extended_stats", ()) if stats.get("key") != _TAB]
-            ours = {"key": _TAB, "data": [dict(zip(_COLUMNS, row, strict=True)) for row in rows()]}
+            ours = {"key": _TAB, "data": [dict(zip(_COLUMNS, row, strict=True)) for row in _tab(*run(), watch)]}
             response.set_data(app.json.dumps({**content, "extended_stats": [*others, ours]}))
         return response
 
 
-def tab(recording: Recording | None, limits: Limits) -> list[tuple[str, str]]:
+def _tab(recording: Recording | None, limits: Limits, watch: Watch) -> list[tuple[str, str]]:
     """Return what the tab says: the verdict on the run so far, and what each worker was like."""
     if recording is None:
         return [("this run", "has not begun")]
-    seen = fidelity_of(recording, limits)
+    seen = fidelity_of(recording, limits, watch.seen(recording))
     return [("this run", fidelity.line(seen, limits)), *((name, _worker(w)) for name, w in seen["workers"].items())]
 
 

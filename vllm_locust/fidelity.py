@@ -39,9 +39,9 @@ class Limits:
     """Of a core, in any window: a process has one (the GIL), and what queues behind it grows without bound on the way
     to 1."""
     core_wait: float = 0.02
-    """Of the time, in waits of 1 ms and longer: a generator on an idle machine waits for 0.1 % of it, one beside tests
-    that keep all cores busy now and then for 1 %, one that shares its core with a process that never sleeps for 5 % at
-    20 streams and 18 % at 200."""
+    """Of the time, in waits of 1 ms and longer: a generator on an idle machine waits for 0.1 to 0.3 % of it, one beside
+    tests that keep all cores busy now and then for 0.8 %, one that shares its core with a process that never sleeps for
+    5 % at 20 streams and 18 % at 200."""
     stalled: float = 0.01
     """Of the time, the longest stretch left out: a machine that stalls once is no habit."""
     given: tuple[str, ...] = ()

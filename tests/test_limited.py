@@ -185,7 +185,8 @@ def test_case_33_behind_a_proxy_that_buffers_the_report_says_where_the_gaps_are_
     assert total["ttft"]["min"] > 0.3  # when the whole answer came
     if number == total["outcomes"]["ok"]:
         assert total["itl"]["count"] == total["tpot"]["count"] == 0
-    assert "uncertainty" not in limited(run_file)
+    # A busy machine may limit it, which its figures then say; the proxy does not.
+    assert bool(limited(run_file)) == ("limited by the generator" in output)
 
 
 @pytest.mark.parametrize("option", ["--max-uncertainty", "--max-generator-cpu", "--max-core-wait", "--max-stalled"])

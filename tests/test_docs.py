@@ -175,7 +175,10 @@ def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
     assert f"more than {100 * fidelity.UNCERTAIN_SHARE:g} % of the token times uncertain by" in FLOW
     assert f"more than {100 * DEFAULTS.uncertainty:g} % of the median gap" in FLOW
     assert f"more than {100 * DEFAULTS.cpu:g} % of a core" in FLOW
-    assert f"waited for a core for more than {100 * DEFAULTS.core_wait:g} % of the time" in FLOW
+    assert f"waited for more than {100 * DEFAULTS.core_wait:g} % of the time for which it needed a core" in FLOW
+    assert f"waited for a core for less than {100 * fidelity.WAIT_SHARE:g} % of the time" in " ".join(
+        DEFINITIONS.split()
+    )
     assert f"stalled for more than {100 * DEFAULTS.stalled:g} % of the time" in FLOW
     assert f"in waits of {LONG_WAIT_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"in stretches of {STALL_NS // 1_000_000} ms and longer" in DEFINITIONS
@@ -193,7 +196,7 @@ def test_the_limits_of_the_generator_have_the_same_default_everywhere(parser: di
 
 
 def test_the_figures_of_fidelity_are_those_of_a_run_file() -> None:
-    listed = {name for row in table(section("Fidelity", DEFINITIONS)) for name in re.findall(r"`(\w+)`", row[1])}
+    listed = {name for row in table(section("Fidelity", DEFINITIONS)) for name in re.findall(r"`(\w+)`", " ".join(row))}
     seen = fidelity_of(Recording("r", 0, NS_PER_S), DEFAULTS, {})
     worker = Seen().figures()
     assert listed <= seen.keys() | worker.keys()

@@ -139,13 +139,30 @@ def test_a_window_that_has_hardly_begun_is_judged_only_if_there_is_no_other() ->
 
 
 def test_a_worker_whose_core_another_process_has_limits_the_run() -> None:
-    workers = [{"core_wait_ns": 1_000 * MS, "cpu_ns": 1_000 * MS}, {"core_wait_ns": 20 * MS}]
+    workers = [{"core_wait_ns": 600 * MS, "cpu_ns": 900 * MS}, {"core_wait_ns": 20 * MS, "cpu_ns": 600 * MS}]
     ((limit, text),) = found(None, workers)
-    assert (limit, text) == ("core_wait", "w1 waited for a core for 5.1 % of the time")
+    assert (limit, text) == ("core_wait", "w1 waited for a core for 29 % of the time that it needed one")
     assert line(seen(streamed(), workers), DEFAULTS).endswith(
         "; something else runs on its core: give the generator a core or a machine of its own"
     )
-    assert found(None, [{"core_wait_ns": int(DEFAULTS.core_wait * WINDOW_NS)}]) == []
+
+
+@pytest.mark.parametrize(
+    ("wait_ms", "cpu_ms", "limited"),
+    [
+        (1_000, 3_000, False),  # exactly a quarter
+        (1_001, 3_000, True),
+        (40, 10, False),  # it needs next to no core
+        (60, 20, True),
+        (300, 7_000, False),
+    ],
+)
+def test_a_wait_is_held_against_the_time_for_which_a_core_was_needed(
+    wait_ms: int, cpu_ms: int, *, limited: bool
+) -> None:
+    """So a neighbour on the core is seen at any load."""
+    gauges = [{"core_wait_ns": wait_ms * MS, "cpu_ns": cpu_ms * MS}]
+    assert [name for name, _ in found(None, gauges)] == ["core_wait"] * limited
 
 
 def test_where_the_system_does_not_tell_the_criterion_is_silent_and_that_is_said() -> None:
@@ -186,7 +203,7 @@ def test_what_comes_of_another_cause_has_no_remedy_of_its_own() -> None:
     """A process that has no core stalls, and its token times are uncertain."""
     cell = streamed(uncertainty_ns=20 * MS, uncertain=50)
     stalls = {"loop_lag_ns": 200 * MS, "stalled_ns": 4_000 * MS}
-    waits = line(seen(cell, [{**stalls, "core_wait_ns": 5_000 * MS}]), DEFAULTS)
+    waits = line(seen(cell, [{**stalls, "core_wait_ns": 5_000 * MS, "cpu_ns": 4_000 * MS}]), DEFAULTS)
     assert waits.split("; ")[1:] == [fidelity._CORE]
     busy = line(seen(cell, [{**stalls, "cpu_ns": 9_900 * MS}]), DEFAULTS)
     assert busy.split("; ")[1:] == ["add workers (`--processes 2`) or lower the load"]

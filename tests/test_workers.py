@@ -58,5 +58,7 @@ def test_the_longest_stretch_is_left_out_of_the_stalls() -> None:
 
 def test_what_nobody_told_is_null_and_not_zero() -> None:
     seen = figures({"span_ns": 0})
-    assert [seen[name] for name in ("cpu_share", "cpu_share_max", "core_wait_share", "stalled_share")] == [None] * 4
+    assert [seen[name] for name in seen if name.startswith(("cpu_", "core_wait_", "stalled_"))] == [None] * 5
     assert figures({"core_wait_ns": None}, {"core_wait_ns": S // 10})["core_wait_share"] == 0.05
+    assert figures({"core_wait_ns": S // 10, "cpu_ns": S // 10}, {"cpu_ns": S // 5})["core_wait_of_need"] == 0.25
+    assert figures({"core_wait_ns": 0})["core_wait_of_need"] is None

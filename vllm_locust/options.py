@@ -38,8 +38,8 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--max-uncertainty", metavar="SHARE", help=f"{what}; default: 5%%")
     what = "Most of a core that a worker may use in any window"
     option("--max-generator-cpu", metavar="SHARE", help=f"{what}; default: 90%%")
-    what = "Most of the time that a worker may wait for a core"
-    option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 2%%")
+    what = "Most of the time for which a worker needs a core that it may wait for one"
+    option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 25%%")
     what = "Most of the time that a worker's event loop may stall"
     option("--max-stalled", metavar="SHARE", help=f"{what}; default: 1%%")
     option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")

@@ -49,20 +49,22 @@ class Seen:
         What is only partly a window is judged only if there is no whole one. Stalled is the share of the time in which
         the loop was away in long stretches, the longest one left out.
         """
-        cpu = self._share(self.cpu_ns)
+        cpu, waited_ns = _share(self.cpu_ns, self.span_ns), self.core_wait_ns
         return {
             "loop_lag_s": round(self.loop_lag_ns / NS_PER_S, 9),
             "cpu_share": cpu,
             "cpu_share_max": cpu if self.busiest is None else self.busiest,
-            "core_wait_share": None if self.core_wait_ns is None else self._share(self.core_wait_ns),
-            "stalled_share": self._share(max(0, self.stalled_ns - self.loop_lag_ns)),
+            "core_wait_share": None if waited_ns is None else _share(waited_ns, self.span_ns),
+            "core_wait_of_need": None if waited_ns is None else _share(waited_ns, waited_ns + self.cpu_ns),
+            "stalled_share": _share(max(0, self.stalled_ns - self.loop_lag_ns), self.span_ns),
             "late": self.late,
             "plugin_errors": self.plugin_errors,
             "in_flight_peak": self.in_flight_peak,
         }
 
-    def _share(self, part_ns: int) -> float | None:
-        return part_ns / self.span_ns if self.span_ns else None
+
+def _share(part_ns: int, whole_ns: int) -> float | None:
+    return part_ns / whole_ns if whole_ns else None
 
 
 def seen_in(windows: Iterable[Gauges], window_ns: int) -> Seen:

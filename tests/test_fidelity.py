@@ -211,6 +211,11 @@ def test_what_comes_of_another_cause_has_no_remedy_of_its_own() -> None:
     assert both.split("; ")[1:] == [fidelity._CORE, "add workers (`--processes 2`) or lower the load"]
 
 
+def test_a_loop_that_stalls_for_longer_than_it_waits_for_a_core_is_blocked_all_the_same() -> None:
+    gauges = {"loop_lag_ns": 200 * MS, "stalled_ns": 2_200 * MS, "core_wait_ns": 900 * MS, "cpu_ns": 2_000 * MS}
+    assert line(seen(streamed(), [gauges]), DEFAULTS).split("; ")[1:] == [fidelity._CORE, fidelity._BLOCKED]
+
+
 def test_case_33_what_was_gathered_on_the_way_is_not_the_generators_fault() -> None:
     """A proxy that buffers hides gaps; their absence says nothing against the generator."""
     cell = streamed()
@@ -273,7 +278,7 @@ def test_evidence_that_is_absent_is_not_made_up() -> None:
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(0, "0 %"), (0.0001, "< 0.1 %"), (0.008, "0.8 %"), (0.05, "5 %"), (0.031, "3.1 %"), (0.119, "12 %"), (1, "100 %")],
+    [(0, "0 %"), (0.0006, "< 0.1 %"), (0.008, "0.8 %"), (0.05, "5 %"), (0.031, "3.1 %"), (0.119, "12 %"), (1, "100 %")],
 )
 def test_shares_have_two_digits(share: float, text: str) -> None:
     assert percent(share) == text

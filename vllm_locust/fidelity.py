@@ -95,7 +95,7 @@ def line(fidelity: dict[str, Any], limits: Limits) -> str:
     found = faults(fidelity, limits)
     if not found:
         return f"measured the server: {', '.join(_evidence(fidelity)) or 'no sign of a busy generator'}"
-    remedies = _remedies({fault.limit for fault in found}, len(fidelity["workers"]))
+    remedies = _remedies({fault.limit for fault in found}, fidelity["workers"], limits)
     return f"limited by the generator: {', '.join(fault.text for fault in found)}; {'; '.join(remedies)}"
 
 
@@ -114,14 +114,21 @@ def misses(fidelity: dict[str, Any], limits: Limits) -> list[str]:
     return missed
 
 
-def _remedies(limits: set[str], workers: int) -> Iterator[str]:
+def _remedies(found: set[str], workers: dict[str, Any], limits: Limits) -> Iterator[str]:
     """Name what to do about each cause; what comes of another one needs no remedy of its own."""
-    if "core_wait" in limits:
+    if "core_wait" in found:
         yield _CORE
-    if "cpu" in limits or limits == {"uncertainty"}:
-        yield _LOAD.format(how=" (`--processes 2`)" if workers == 1 else "")
-    if limits <= {"stalled", "uncertainty"} and "stalled" in limits:
+    if "cpu" in found or found == {"uncertainty"}:
+        yield _LOAD.format(how=" (`--processes 2`)" if len(workers) == 1 else "")
+    alone = not found & {"core_wait", "cpu"}
+    if "stalled" in found and (alone or any(_blocked(seen, limits) for seen in workers.values())):
         yield _BLOCKED
+
+
+def _blocked(seen: dict[str, Any], limits: Limits) -> bool:
+    """Tell whether a worker stalled for longer than a lack of CPU or of a core explains."""
+    stalled = seen["stalled_share"] or 0
+    return stalled > max(limits.stalled, seen["core_wait_share"] or 0) and (seen["cpu_share_max"] or 0) <= limits.cpu
 
 
 def _evidence(fidelity: dict[str, Any]) -> Iterator[str]:
@@ -139,6 +146,6 @@ def _evidence(fidelity: dict[str, Any]) -> Iterator[str]:
 
 def percent(share: float) -> str:
     """Print a share in whole percent, a small one with two digits."""
-    if 0 < share < 0.0005:  # noqa: PLR2004 - would round to 0.0
+    if 0 < share < 0.001:  # noqa: PLR2004 - more digits would say no more
         return "< 0.1 %"
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.2g} %"  # noqa: PLR2004 - two digits

@@ -23,6 +23,7 @@ LAYERS = [
         "sse",
         "api",
         "origin",
+        "cpu",
         "tcp",
         "hub",
         "stamp",
@@ -41,6 +42,8 @@ LAYERS = [
         "recorder",
         "generator",
         "probe",
+        "workers",
+        "fidelity",
         "summary",
         "verdict",
         "results",
@@ -48,13 +51,14 @@ LAYERS = [
         "progress",
         "options",
     ),
-    *("exporter", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
+    *("exporter", "listener", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
-    *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
+    "cpu",
+    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

@@ -18,9 +18,14 @@ import numpy.typing as npt
 from gevent.hub import Waiter
 from gevent.monkey import get_original
 
+from vllm_locust.cpu import CoreWait
+
 READ_BYTES = 65_536
 TOGETHER_NS = 20_000
 """Two clocks read within this were read together: many times what reading them takes."""
+
+STALL_NS = 50_000_000
+"""A loop that is away for so long has stalled: a sweep over a thousand sockets, a tick or a collection take less."""
 
 _GATHER_NS = 250_000_000
 """How long bytes wait for more of their stream where nobody is in a hurry: parsed together, they cost about half."""
@@ -68,7 +73,8 @@ class Hub:
         """What is read in this sweep was stamped later than this."""
         self.away_ns = 0
         """How long the loop had been away when it polled for this sweep."""
-        self._longest_away_ns = 0
+        self._longest_away_ns = self._stalled_ns = 0
+        self.core_wait = CoreWait()
         self._rest_s = 0.0
         self._due: deque[Callable[[], None]] = deque()
         self._gathered: deque[tuple[int, Callable[[], None]]] = deque()
@@ -105,6 +111,8 @@ class Hub:
             if time.monotonic_ns() - self.swept_ns <= TOGETHER_NS:
                 break
         self.wall_ns = wall_ns - self.swept_ns
+        # A process that had no core when its poll ended was away as well, and has not noticed.
+        self.away_ns += self.core_wait.look(self.swept_ns)
 
     def _polls(self) -> None:
         more = self._work()
@@ -118,7 +126,9 @@ class Hub:
         now_ns = self._polled_ns = time.monotonic_ns()
         self.oldest_ns = self._polled_before_ns - _PATH_NS
         self.away_ns = now_ns - self._whole_ns
-        self._longest_away_ns = max(self._longest_away_ns, now_ns - self.swept_ns)
+        turn_ns = now_ns - self.swept_ns
+        self._longest_away_ns = max(self._longest_away_ns, turn_ns)
+        self._stalled_ns += turn_ns if turn_ns >= STALL_NS else 0
 
     def _work(self) -> bool:
         """Do what is due, for a slice each; returns whether there is more, which the poll will not wait for."""
@@ -165,6 +175,11 @@ class Hub:
         """Return the longest time for which the loop was away since the last call."""
         longest_ns, self._longest_away_ns = self._longest_away_ns, 0
         return longest_ns
+
+    def take_stalled_ns(self) -> int:
+        """Return how long the loop has been away since the last call, in stretches of `STALL_NS` and longer."""
+        stalled_ns, self._stalled_ns = self._stalled_ns, 0
+        return stalled_ns
 
 
 def _nothing() -> None:

@@ -41,6 +41,11 @@ class Gauges(msgspec.Struct, array_like=True, kw_only=True):
     late: int = 0
     """Samples that belong to an older window, which had been sealed already."""
     plugin_errors: int = 0
+    core_wait_ns: int | None = None
+    """How long the sending thread was ready to run and had no core, in waits of `cpu.LONG_WAIT_NS` and longer; absent
+    where the system does not say."""
+    stalled_ns: int = 0
+    """Sum of the times, of `hub.STALL_NS` and longer each, for which the event loop was away."""
 
 
 class Failure(msgspec.Struct, kw_only=True):

@@ -27,6 +27,7 @@ LAYERS = [
         "tcp",
         "hub",
         "stamp",
+        "tls",
         "transport",
         "response",
         "note",

@@ -59,8 +59,9 @@ class Hub:
 
     def __init__(self) -> None:
         self._loop = gevent.get_hub().loop
-        self.buffers = (memoryview(bytearray(READ_BYTES)),)
+        self.buffer = memoryview(bytearray(READ_BYTES))
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
+        self.buffers = (self.buffer,)
         self.reads = 0
         """How many reads the sweep in hand has made; whoever reads counts here."""
         self.unstamped = 0

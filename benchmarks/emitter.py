@@ -10,7 +10,8 @@ asked for, when the kernel received the last segment of the request. The last li
 and how late it was.
 
 With `--broken` only every fourth stream ends well; see `Ending`. With `--stay` a line says when the first request is
-there, and after the last stream the emitter stays until its input ends, and leaves further requests unanswered.
+there and one when the last stream has ended, and the emitter stays until its input ends, and leaves further requests
+unanswered.
 
 Whatever does not ask for a stream gets an answer that keeps clients going: a list of one model, or an error. While
 streams run, a connection that has served one is not looked at.
@@ -295,7 +296,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--truth", type=Path, required=True, help="file for the times of emission")
     parser.add_argument("--arrivals", type=Path, help="file for the times of arrival of the requests")
     parser.add_argument("--broken", action="store_true", help="let three of four streams break")
-    parser.add_argument("--stay", action="store_true", help="say when it begins, and stay until the input ends")
+    parser.add_argument(
+        "--stay", action="store_true", help="say when streams begin and end, and stay until the input ends"
+    )
     return parser.parse_args()
 
 
@@ -309,6 +312,8 @@ def main() -> None:
     if options.stay:
         print("begun", flush=True)
     emitter.run()
+    if options.stay:
+        print("ended", flush=True)
     cpu_s, streams = time.process_time(), emitter.streams
     took_s = (max(stream.emitted[-1] for stream in streams) - streams[0].emitted[0]) / 1e9
     options.truth.write_text(json.dumps({stream.request_id: stream.emitted.tolist() for stream in streams}))

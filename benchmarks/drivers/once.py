@@ -57,6 +57,7 @@ def note(name: str, begun_s: float, times_s: list[float]) -> None:
 def leave(environment: Environment) -> None:
     """End this user, and the run with the last one."""
     assert environment.parsed_options is not None
+    assert environment.runner is not None
     if next(_done) == environment.parsed_options.num_users:
         gevent.spawn_later(_LAST_WORDS_S, environment.runner.quit)
     raise StopUser

@@ -7,6 +7,7 @@ is made of it. Exits with 1 if that was one of this project's own, else with 0.
 
 import argparse
 import datetime as dt
+import signal
 import statistics
 import sys
 import tempfile
@@ -144,6 +145,8 @@ def main() -> int:
     loads = [tools.Load(point.streams, point.rate, round(point.rate * options.seconds)) for point in _POINTS]
     loads = [load for load in [*loads, _BROKEN] if options.streams in (None, load.streams)]
     watch.allow_many_sockets()
+    # Whoever ends this process means the tools it has started, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     results = measure(chosen, loads, options.rounds, options.timeout)
     text = tables(chosen, loads, results)
     print(text)

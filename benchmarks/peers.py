@@ -92,7 +92,8 @@ def tables(chosen: list[tools.Tool], loads: list[tools.Load], results: list[list
     rounds = max(len(runs.figures) + len(runs.errors) for runs in results[0])
     versions = ", ".join(dict.fromkeys(tool.version() for tool in chosen))
     today = dt.datetime.now(dt.UTC).date()
-    parts = [f"{today}; {bench.machine()}; {versions}. Medians of {rounds} rounds (least to most).\n"]
+    kind = f"Medians of {rounds} rounds (least to most)" if rounds > 1 else "One round"
+    parts = [f"{today}; {bench.machine()}; {versions}. {kind}.\n"]
     for load, of_load in zip(loads, results, strict=True):
         parts += [f"### {_title(load)}\n", _table(chosen, of_load)]
         parts += [f"- {line}\n" for line in _failures(chosen, of_load)]

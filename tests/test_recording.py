@@ -47,7 +47,7 @@ def plain(cells: Cells) -> dict[Key, tuple[dict[str, tuple[Any, ...]], dict[str,
     """Return cells as values that compare; what is empty is left out."""
     return {
         key: (
-            {m: (dict(h.buckets), h.count, h.sum, h.min, h.max) for m, h in cell.histograms.items()},
+            {m: (dict(h), h.count, h.sum, h.min, h.max) for m, h in cell.histograms.items()},
             dict(cell.counters),
         )
         for key, cell in cells.items()

@@ -10,9 +10,11 @@ from typing import cast
 from locust.stats import RequestStats, StatsEntry
 
 from vllm_locust.cell import Cells, select, total
-from vllm_locust.histogram import Histogram, middle
+from vllm_locust.histogram import Histogram
 
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
+METRICS = tuple(_ROWS.values())
+"""What the rows are about."""
 
 
 class _Row(StatsEntry):
@@ -39,8 +41,7 @@ def _row(stats: RequestStats, name: str, method: str, histogram: Histogram) -> S
     # Locust says int where it can hold any number of milliseconds.
     row.total_response_time = cast("int", histogram.sum / 1e6)
     row.min_response_time, row.max_response_time = cast("int", low / 1e6), cast("int", high / 1e6)
-    for index, number in sorted(histogram.buckets.items()):
-        value = min(max(middle(index), low), high)
+    for value, number in histogram:
         row.response_times[cast("int", _readable_ms(value / 1e6))] += number
     return row
 

@@ -13,6 +13,7 @@ seconds, and the next report replaces all of it: adding each, and taking it out 
 What it does not do: keep samples, know what a metric means, or look at a clock.
 """
 
+import zlib
 from collections.abc import Container, Iterable
 from typing import Any
 
@@ -119,14 +120,25 @@ class Report(msgspec.Struct, kw_only=True):
 _REPORT_DECODER = msgspec.msgpack.Decoder(Report)
 
 
+_LARGE_BYTES = 32_768
+"""From here on a report is compressed, to a third or less: many buckets with little in them. It takes some 0.5 ms of a
+worker's loop, which common reports, half as large, are better off without."""
+_ZLIB = b"\x78"
+"""First byte of compressed data (RFC 1950, section 2.2); that of a report, a map of msgpack, is another."""
+
+
 def encode_report(report: Report) -> bytes:
     """Encode a report for Locust's messages, which carry bytes unharmed."""
-    return msgspec.msgpack.encode(report)
+    data = msgspec.msgpack.encode(report)
+    return data if len(data) < _LARGE_BYTES else zlib.compress(data, level=1)
 
 
 def decode_report(data: bytes) -> Report:
     """Decode a report; raises `ValueError` for bytes that are no report of this format."""
-    report = _REPORT_DECODER.decode(data)
+    try:
+        report = _REPORT_DECODER.decode(zlib.decompress(data) if data[:1] == _ZLIB else data)
+    except zlib.error as error:
+        raise ValueError(f"a compressed report that cannot be read: {error}") from None
     if report.format != FORMAT:
         raise ValueError(f"report of format {report.format}, this is format {FORMAT}")
     return report

@@ -229,7 +229,7 @@ def _faults(recording: Recording) -> dict[str, int]:
 
     From then on 0 is told as well: an alert on the first error needs the series before it.
     """
-    if not recording.totals:
+    if not recording.totals_of(()):
         return {}
     all_gauges = recording.gauges.values()
     errors, late = sum(g.plugin_errors for g in all_gauges), sum(g.late for g in all_gauges)

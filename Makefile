@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
 PACKAGES := prometheus
 
-.PHONY: help demo test test-long test-oldest lint format bench packages clean
+.PHONY: help demo test test-long test-oldest lint format bench bench-master packages clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ format: $(READY)  ## format, and mend what can be mended
 
 bench: $(READY)  ## measure the measuring: error and cost of token times
 	$(BIN)/python benchmarks/bench.py
+
+bench-master: $(READY)  ## measure what 1, 8 and 64 workers cost their master (4 minutes)
+	$(BIN)/python benchmarks/reporters.py
 
 packages:
 	@missing=; for package in $(PACKAGES); do command -v $$package >/dev/null || missing="$$missing $$package"; done; \

@@ -6,6 +6,7 @@ vllm-locust shows what Locust takes for itself. Exits with 1 if a sample was los
 """
 
 import argparse
+import itertools
 import json
 import signal
 import socket
@@ -37,6 +38,8 @@ from vllm_locust.recording import load
 from vllm_locust.run import Phase
 
 _SETTLE_S = 3
+_SCRAPE_S = 5
+"""As in docker-compose.yml."""
 _USERS = 16
 """Locust users per worker; they do nothing."""
 _LOCUSTFILES = {
@@ -76,11 +79,10 @@ SCENARIOS = ("short", "long", "longform", "code")
 class Reporter(generator.Generator):
     """A generator that makes its samples up: so many token events per second, spread over the scenarios."""
 
-    def __init__(self, seed: int, events_per_s: int, environment: Environment) -> None:
+    def __init__(self, seed: int, events_per_s: int) -> None:
         super().__init__()
         self._rng = np.random.default_rng(seed)
         self._rate = events_per_s / len(SCENARIOS)
-        self._environment = environment
         self._fed_ns = time.monotonic_ns()
         self.samples: Counter[str] = Counter()
 
@@ -106,13 +108,6 @@ class Reporter(generator.Generator):
         counts = {"sent": requests, "outcome|ok|200": requests, "finish|length": requests, "stamped": events}
         for name, number in {**counts, "token_events": events, "tokens_received": events}.items():
             cell.count(name, number)
-        for _ in range(requests):
-            self._environment.events.request.fire(
-                request_type="POST",
-                name=f"/v1/chat/completions [{scenario}]",
-                response_time=self._rng.lognormal(np.log(6000 * slower), 0.4),
-                response_length=40_000,
-            )
 
 
 class Reported(locust.User):
@@ -142,13 +137,29 @@ def play(port: int, count: int, events_per_s: int, *, ours: bool) -> list[Played
     for number in range(count):
         environment = Environment(user_classes=[Reported], parsed_options=options)
         runner = environment.create_worker_runner("127.0.0.1", port)
-        playing = Played(runner, Reporter(number, events_per_s, environment), [])
+        playing = Played(runner, Reporter(number, events_per_s), [])
+        gevent.spawn(_end_requests, environment, events_per_s * _PER_REQUEST)
         if ours:
             environment.events.ttft, environment.events.itl = EventHook(), EventHook()
             _note_sizes(runner, playing.sizes)
             worker.Worker(environment, runner, playing.reporter)
         played.append(playing)
     return played
+
+
+def _end_requests(environment: Environment, per_s: float) -> None:
+    """Tell Locust of requests that have ended, for ever."""
+    rng = np.random.default_rng(1)
+    while True:
+        gevent.sleep(1)
+        for number in range(round(per_s)):
+            scenario = SCENARIOS[number % len(SCENARIOS)]
+            environment.events.request.fire(
+                request_type="POST",
+                name=f"/v1/chat/completions [{scenario}]",
+                response_time=rng.lognormal(np.log(6000), 0.5),
+                response_length=40_000,
+            )
 
 
 def _note_sizes(runner: WorkerRunner, sizes: list[int]) -> None:
@@ -178,8 +189,20 @@ def report(port: int, count: int, events_per_s: int, kind: str) -> None:
 # The bench's own process
 
 
-def measure(kind: str, workers: int, seconds: float, events_per_s: int, server: str) -> dict[str, float]:
-    """Run a master with so many workers, and return the figures."""
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a master took, and what came to it."""
+
+    share: float
+    """Of a core."""
+    sizes: list[int]
+    """Of reports, in bytes."""
+    lost: int
+    """By how many samples the saved run differs from what was sent."""
+
+
+def measure(kind: str, workers: int, seconds: float, events_per_s: int, server: str) -> Found:
+    """Run a master with so many workers."""
     with tempfile.TemporaryDirectory() as name, _master(kind, workers, Path(name), server) as (master, port, metrics):
         command = [sys.executable, __file__, "--report", f"{port},{workers},{events_per_s},{kind}"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as reporters:
@@ -187,27 +210,24 @@ def measure(kind: str, workers: int, seconds: float, events_per_s: int, server: 
                 assert reporters.stdout is not None
                 assert reporters.stdout.readline() == "running\n", "the workers did not start"
                 time.sleep(_SETTLE_S)
-                share = _cpu_share(master, seconds)
-                scrape_s = _scrape_s(master, metrics) if metrics else 0.0
+                share = _cpu_share(master, seconds, metrics)
                 master.send_signal(signal.SIGINT)
                 sent = json.loads(reporters.stdout.readline())
                 master.wait(60)
             finally:
                 reporters.kill()
-        lost = _lost(sent["samples"], Path(name)) if metrics else 0
-    return {
-        "share of a core": share,
-        "report, KB, median": float(np.median(sent["sizes"])) / 1000 if metrics else 0,
-        "report, KB, largest": max(sent["sizes"]) / 1000 if metrics else 0,
-        "a scrape, ms": scrape_s * 1000,
-        "lost samples": lost,
-    }
+        return Found(share, sent["sizes"], _lost(sent["samples"], Path(name)) if metrics else 0)
 
 
-def _cpu_share(process: "subprocess.Popen[bytes]", seconds: float) -> float:
-    before, start_s = _cpu_s(process), time.monotonic()
-    time.sleep(seconds)
-    return (_cpu_s(process) - before) / (time.monotonic() - start_s)
+def _cpu_share(process: "subprocess.Popen[bytes]", seconds: float, metrics: int | None) -> float:
+    """Return the share of a core that a process takes, scraped as Prometheus would where it has metrics."""
+    before_s, start_s = _cpu_s(process), time.monotonic()
+    scrapes = max(1, round(seconds / _SCRAPE_S))
+    for _ in range(scrapes):
+        time.sleep(seconds / scrapes)
+        if metrics:
+            urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics").read()
+    return (_cpu_s(process) - before_s) / (time.monotonic() - start_s)
 
 
 def _cpu_s(process: "subprocess.Popen[bytes]") -> float:
@@ -215,20 +235,7 @@ def _cpu_s(process: "subprocess.Popen[bytes]") -> float:
     return float(times.user + times.system)
 
 
-def _scrape_s(process: "subprocess.Popen[bytes]", port: int) -> float:
-    """Return the CPU time of a scrape, less what the master takes anyway; median of five."""
-    took = []
-    for _ in range(5):
-        share, before, start_s = _cpu_share(process, 1), _cpu_s(process), time.monotonic()
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as page:
-            page.read()
-        time.sleep(1)
-        took.append(_cpu_s(process) - before - share * (time.monotonic() - start_s))
-    return max(0.0, float(np.median(took)))
-
-
 def _lost(sent: dict[str, int], folder: Path) -> int:
-    """Return by how many samples the saved run differs from what was sent."""
     (path,) = folder.glob("results/*/run.json")
     found = total(load(json.loads(path.read_text())["recording"]).totals.values()).histograms
     return sum(abs(found[metric].count - number) for metric, number in sent.items())
@@ -261,7 +268,9 @@ def _master(
 def _server() -> Iterator[str]:
     """Run a server for masters to ask what it serves; nobody else asks it anything."""
     port = _free_port()
-    process = subprocess.Popen([sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port)])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port)], stdout=subprocess.DEVNULL
+    )
     try:
         url = f"http://127.0.0.1:{port}"
         for _ in range(100):
@@ -282,6 +291,16 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def _told(found: Found) -> list[str]:
+    """Return the columns about reports, none for Locust alone."""
+    sizes = sorted(found.sizes)
+    return [f"{sizes[len(sizes) // 2] / 1000:.1f}", f"{sizes[-1] / 1000:.1f}", str(found.lost)] if sizes else []
+
+
+def _row(first: str, *cells: object) -> str:
+    return f"{first:12}  " + "  ".join(f"{cell:>15}" for cell in cells)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--workers", default="1,8,64", help="how many (1,8,64)")
@@ -296,17 +315,15 @@ def main() -> int:
         return 0
     counts = [int(count) for count in options.workers.split(",")]
     kinds = [kind for kind in _LOCUSTFILES if kind == "vllm-locust" or not options.ours_only]
-    lost = 0.0
+    lost = 0
     with _server() as server:
-        print(
-            f"{'':22}{'workers':>8}{'share of a core':>18}{'report, KB':>12}{'largest':>9}{'scrape, ms':>12}{'lost':>6}"
-        )
-        for kind in kinds:
-            for count in counts:
-                share, *rest, missing = measure(kind, count, options.seconds, options.events, server).values()
-                cells = "".join(f"{number:{width}.1f}" for number, width in zip(rest, (12, 9, 12), strict=True))
-                print(f"{kind:22}{count:8}{share:18.4f}{cells}{missing:6.0f}", flush=True)
-                lost += missing
+        print(_row("", "workers", "share of a core", "ms/s per worker", "report, KB", "largest", "lost"))
+        for kind, count in itertools.product(kinds, counts):
+            found = measure(kind, count, options.seconds, options.events, server)
+            print(
+                _row(kind, count, f"{found.share:.3f}", f"{found.share / count * 1000:.2f}", *_told(found)), flush=True
+            )
+            lost += found.lost
     return 1 if lost else 0
 
 

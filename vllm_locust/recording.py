@@ -275,7 +275,7 @@ class Recording:
 
     def gauges_of(self, index: int) -> dict[str, Gauges]:
         """Return the gauges of each worker in one window."""
-        return {worker: gauges for (worker, i), gauges in self.gauges.items() if i == index}
+        return {worker: self.gauges[worker, index] for worker in self._sealed if (worker, index) in self.gauges}
 
     def save(self) -> dict[str, Any]:
         """Return all of it as values that JSON can carry."""

@@ -317,7 +317,7 @@ def main() -> int:
     kinds = [kind for kind in _LOCUSTFILES if kind == "vllm-locust" or not options.ours_only]
     lost = 0
     with _server() as server:
-        print(_row("", "workers", "share of a core", "ms/s per worker", "report, KB", "largest", "lost"))
+        print(_row("", "workers", "share of a core", "ms/s per worker", "report, KB", "largest", "lost"), flush=True)
         for kind, count in itertools.product(kinds, counts):
             found = measure(kind, count, options.seconds, options.events, server)
             print(

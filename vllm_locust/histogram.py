@@ -74,14 +74,14 @@ class Histogram:
     def merge_planes(self, planes: Planes, count: int, total: int, low: int | None, high: int | None) -> None:
         """Add all of a histogram of these `planes`, count, sum, minimum and maximum."""
         for power, (first, data) in enumerate(planes):
-            self._add(first, np.frombuffer(data, np.uint8).astype(np.int64) << 8 * power)
+            counts = np.frombuffer(data, np.uint8)
+            self._add(first, counts.astype(np.int64) << 8 * power if power else counts)
         self._total(count, total, low, high)
 
     def planes(self) -> Planes:
         """Return the counts as they travel."""
         planes, first, counts = [], self.first, self.counts
-        while counts.any():
-            occupied = counts.nonzero()[0]
+        while (occupied := counts.nonzero()[0]).size:
             low, high = int(occupied[0]), int(occupied[-1]) + 1
             first, counts = first + low, counts[low:high]
             planes.append((first, counts.astype(np.uint8).tobytes()))
@@ -150,7 +150,7 @@ class Histogram:
         middle = 0.0 if position < 0 else 2 * _GAMMA ** (self.first + position) / (_GAMMA + 1)
         return float(min(max(middle, self.min), self.max))
 
-    def _add(self, first: int, counts: npt.NDArray[np.int64]) -> None:
+    def _add(self, first: int, counts: npt.NDArray[np.int64] | npt.NDArray[np.uint8]) -> None:
         """Add counts of adjacent buckets."""
         if counts.size:
             self._reach(first, first + counts.size)

@@ -8,7 +8,7 @@ PEERS := .venv-peers
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
 PACKAGES := prometheus
 
-.PHONY: help demo test test-long test-oldest lint format bench bench-peers packages clean
+.PHONY: help demo test test-long test-oldest lint format bench bench-peers bench-master packages clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -63,6 +63,9 @@ $(PEERS)-genai/.ready:
 	$(PYTHON) -m venv $(PEERS)-genai
 	$(PEERS)-genai/bin/pip install --quiet genai-bench==0.0.5
 	@touch $@
+
+bench-master: $(READY)  ## measure what 1, 8 and 64 workers cost their master (4 minutes)
+	$(BIN)/python benchmarks/reporters.py
 
 packages:
 	@missing=; for package in $(PACKAGES); do command -v $$package >/dev/null || missing="$$missing $$package"; done; \

@@ -27,7 +27,6 @@ from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.exporter import BOUNDS_S, HISTOGRAMS, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot
 from vllm_locust.fidelity import DEFAULTS, Limits
-from vllm_locust.histogram import Histogram
 from vllm_locust.listener import serve
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
@@ -603,7 +602,7 @@ def test_streams_are_read_while_a_page_is_written(master: Master) -> None:
 
 def test_a_histogram_of_zeros_is_in_its_first_bucket(master: Master, url: str) -> None:
     cell = Cell()
-    cell.histogram("itl").merge(Histogram({-1: 3}, 3, 0, 0, 0))
+    cell.histogram("itl").add(0, 3)
     master.start("a")
     master.report({SHORT: cell})
     series = scrape(url)

@@ -207,7 +207,7 @@ def _faults(recording: Recording, watch: Watch) -> dict[str, int]:
 
     From then on 0 is told as well: an alert on the first error needs the series before it.
     """
-    if not recording.totals:
+    if not recording.totals_of(()):
         return {}
     workers = watch.seen(recording).values()
     errors, late = sum(seen.plugin_errors for seen in workers), sum(seen.late for seen in workers)

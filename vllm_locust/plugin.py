@@ -322,7 +322,7 @@ class Plugin:
 
     def _update_rows(self) -> None:
         if self._master.recording is not None:
-            webui.update_rows(self._environment.stats, self._master.recording.totals)
+            webui.update_rows(self._environment.stats, self._master.recording.totals_of(webui.METRICS))
 
     def _progress_line(self) -> str:
         master = self._master

@@ -15,7 +15,7 @@ from locust.web import WebUI
 from vllm_locust import fidelity
 from vllm_locust.cell import Cells, select, total
 from vllm_locust.fidelity import Limits, percent
-from vllm_locust.histogram import Histogram, middle
+from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import format_count, format_duration
 from vllm_locust.recording import Recording
 from vllm_locust.summary import Summary, fidelity_of
@@ -24,6 +24,8 @@ from vllm_locust.workers import Watch
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
 _TAB = "llm"
 _COLUMNS = {"name": "Fidelity", "text": ""}
+METRICS = tuple(_ROWS.values())
+"""What the rows are about."""
 
 
 class _Row(StatsEntry):
@@ -50,8 +52,7 @@ def _row(stats: RequestStats, name: str, method: str, histogram: Histogram) -> S
     # Locust says int where it can hold any number of milliseconds.
     row.total_response_time = cast("int", histogram.sum / 1e6)
     row.min_response_time, row.max_response_time = cast("int", low / 1e6), cast("int", high / 1e6)
-    for index, number in sorted(histogram.buckets.items()):
-        value = min(max(middle(index), low), high)
+    for value, number in histogram:
         row.response_times[cast("int", _readable_ms(value / 1e6))] += number
     return row
 

@@ -116,9 +116,16 @@ class Hub:
         self.away_ns += self.core_wait.look(self.swept_ns)
 
     def _polls(self) -> None:
-        more = self._work()
-        if self._rest_s and not more and not self._loop._callbacks:  # noqa: SLF001 - it has no public one
-            _sleep(self._rest_s)
+        if self._due or self._gathered:
+            self._work()
+        # What was done may have called back into gevent, which has looked at its callbacks already.
+        more = self._due or self._loop._callbacks or self._gathered_is_due()  # noqa: SLF001 - it has no public one
+        if more:
+            self._go_on.start(_nothing)
+        else:
+            self._go_on.stop()
+            if self._rest_s:
+                _sleep(self._rest_s)
         reads, self.reads = self.reads, 0
         if reads < self._most_reads:
             self._polled_before_ns, self._whole_ns = self._polled_ns, self.swept_ns
@@ -131,12 +138,9 @@ class Hub:
         self._longest_away_ns = max(self._longest_away_ns, turn_ns)
         self._stalled_ns += turn_ns if turn_ns >= STALL_NS else 0
 
-    def _work(self) -> bool:
-        """Do what is due, for a slice each; returns whether there is more, which the poll will not wait for."""
-        due, gathered = self._due, self._gathered
-        if not due and not gathered:
-            return False
-        now_ns = time.monotonic_ns()
+    def _work(self) -> None:
+        """Do what is due and parse what has gathered, for a slice each."""
+        due, gathered, now_ns = self._due, self._gathered, time.monotonic_ns()
         until_ns = now_ns + _SLICE_NS
         while due and now_ns < until_ns:
             due.popleft()()
@@ -145,14 +149,11 @@ class Hub:
         while gathered and gathered[0][0] <= now_ns < until_ns:
             gathered.popleft()[1]()
             now_ns = time.monotonic_ns()
-        more = bool(due) or (bool(gathered) and gathered[0][0] <= now_ns)
-        if more:
-            self._go_on.start(_nothing)
-        else:
-            self._go_on.stop()
         if not gathered:
             self._look.stop()
-        return more
+
+    def _gathered_is_due(self) -> bool:
+        return bool(self._gathered) and self._gathered[0][0] <= time.monotonic_ns()
 
     def rest(self, gaps_ns: npt.NDArray[np.int64]) -> None:
         """Rest between sweeps from now on, as far as the gaps of the last second leave room for it.

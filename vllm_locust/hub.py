@@ -63,7 +63,9 @@ class Hub:
         self._most_reads = _EVENTS_OF_A_POLL
         self.wall_ns = 0
         """The wall clock less the monotonic one, of this sweep."""
-        self.swept_ns = self._whole_ns = self._polled_ns = self._polled_before_ns = time.monotonic_ns()
+        self.complete_ns = time.monotonic_ns()
+        """Everything that arrived before this instant has been read."""
+        self.swept_ns = self._whole_ns = self._polled_ns = self.complete_ns
         self.oldest_ns = self.swept_ns
         """What is read in this sweep was stamped later than this."""
         self.away_ns = 0
@@ -107,16 +109,16 @@ class Hub:
         self.wall_ns = wall_ns - self.swept_ns
 
     def _polls(self) -> None:
+        reads, self.reads = self.reads, 0
+        if reads < self._most_reads:
+            self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
+        else:
+            self._most_reads = reads + 1
         more = self._work()
         if self._rest_s and not more and not self._loop._callbacks:  # noqa: SLF001 - it has no public one
             _sleep(self._rest_s)
-        reads, self.reads = self.reads, 0
-        if reads < self._most_reads:
-            self._polled_before_ns, self._whole_ns = self._polled_ns, self.swept_ns
-        else:
-            self._most_reads = reads + 1
         now_ns = self._polled_ns = time.monotonic_ns()
-        self.oldest_ns = self._polled_before_ns - _PATH_NS
+        self.oldest_ns = self.complete_ns - _PATH_NS
         self.away_ns = now_ns - self._whole_ns
         self._longest_away_ns = max(self._longest_away_ns, now_ns - self.swept_ns)
 
@@ -155,11 +157,6 @@ class Hub:
             rest_s = min(_REST_NS, typical_ns / _REST_OF_TYPICAL_GAP, short_ns / _REST_OF_SHORT_GAP) / 1e9
             if gaps_ns.size * rest_s >= 1:
                 self._rest_s = rest_s
-
-    @property
-    def complete_ns(self) -> int:
-        """Everything that arrived before this instant has been read."""
-        return self._polled_ns if self._polled_ns < self.swept_ns else self._polled_before_ns
 
     def take_longest_away_ns(self) -> int:
         """Return the longest time for which the loop was away since the last call."""

@@ -115,7 +115,7 @@ class Hub:
         else:
             self._most_reads = reads + 1
         more = self._work()
-        if self._rest_s and not more and not self._loop._callbacks:  # noqa: SLF001 - it has no public one
+        if self._rest_s and not more:
             _sleep(self._rest_s)
         now_ns = self._polled_ns = time.monotonic_ns()
         self.oldest_ns = self.complete_ns - _PATH_NS
@@ -126,6 +126,7 @@ class Hub:
         """Do what is due, for a slice each; returns whether there is more, which the poll will not wait for."""
         due, gathered = self._due, self._gathered
         if not due and not gathered:
+            self._go_on.stop()
             return False
         now_ns = time.monotonic_ns()
         until_ns = now_ns + _SLICE_NS
@@ -136,7 +137,9 @@ class Hub:
         while gathered and gathered[0][0] <= now_ns < until_ns:
             gathered.popleft()[1]()
             now_ns = time.monotonic_ns()
-        more = bool(due) or (bool(gathered) and gathered[0][0] <= now_ns)
+        # gevent ran its own callbacks before this; the poll would make those wait that came since.
+        callbacks = bool(self._loop._callbacks)  # noqa: SLF001 - it has no public one
+        more = bool(due) or callbacks or (bool(gathered) and gathered[0][0] <= now_ns)
         if more:
             self._go_on.start(_nothing)
         else:

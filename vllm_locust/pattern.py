@@ -57,7 +57,7 @@ def pattern_of(data: bytes, said: str, delta: Delta) -> Pattern | None:
         begin, found, rest = data.partition(field)
         if found:
             space = rest[: len(rest) - len(rest.lstrip(b" "))]
-            text, _, end = rest[len(space) + 1 :].partition(b'"')
+            _, _, end = rest[len(space) + 1 :].partition(b'"')
             pattern = Pattern(digits, begin[digits:] + field + space + b'"', b'"' + end, delta)
             if pattern.fits(data):
                 return pattern

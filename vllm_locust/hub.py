@@ -155,7 +155,8 @@ class Hub:
         """
         self._rest_s, unstamped, self.unstamped = 0.0, self.unstamped, 0
         if unstamped * 100 <= gaps_ns.size > _SAMPLE / 10:
-            sample = np.sort(gaps_ns[:: 1 + gaps_ns.size // _SAMPLE])
+            # At random: gaps come in turns where events do, of several choices or several in a segment.
+            sample = np.sort(np.random.default_rng().choice(gaps_ns, _SAMPLE))
             short_ns, typical_ns = sample[sample.size // 100], sample[sample.size // 2]
             rest_s = min(_REST_NS, typical_ns / _REST_OF_TYPICAL_GAP, short_ns / _REST_OF_SHORT_GAP) / 1e9
             if gaps_ns.size * rest_s >= 1:

@@ -53,7 +53,8 @@ class Hub:
     """
 
     def __init__(self) -> None:
-        self._loop = gevent.get_hub().loop
+        self._turned = gevent.get_hub()  # kept, since it is known by its id
+        self._loop = self._turned.loop
         self.buffers = (memoryview(bytearray(READ_BYTES)),)
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
         self.reads = 0

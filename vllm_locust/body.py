@@ -38,7 +38,8 @@ class Body:
         self.events = EventStream(self.plain())
         """All events but those that fit a pattern, which are in the timeline without having been taken apart."""
         self._pattern: Pattern | None = None
-        self._lessons = _LESSONS
+        # What is compressed is not what it looks like, though it may look like an event.
+        self._lessons = 0 if self._compressed else _LESSONS
 
     def __iter__(self) -> Iterator[bytes]:
         pieces = self._response.pieces
@@ -58,11 +59,11 @@ class Body:
                 self._timeline.response_bytes += len(read.data)
             feed(self._response, read)
 
-    def learn(self, delta: Delta) -> None:
-        """Take the event in hand, which says this, as a pattern for those to come."""
+    def learn(self, said: str, delta: Delta) -> None:
+        """Take the event in hand, its data and what they mean, as a pattern for those to come."""
         if self._lessons and self._pieces == 1 and self._response.between_chunks:
             self._lessons -= 1
-            self._pattern = pattern_of(self.read.data, delta)
+            self._pattern = pattern_of(self.read.data, said, delta)
 
     def _fits(self, read: Read) -> bool:
         """Note a read that is an event like one before it; False where it has to be taken apart."""
@@ -84,7 +85,11 @@ class Body:
 
     def plain(self) -> Iterable[bytes]:
         """Yield the pieces without the compression that some proxies apply whatever was asked for."""
-        return _inflated(self) if self._response.header("content-encoding").lower() in COMPRESSED else self
+        return _inflated(self) if self._compressed else self
+
+    @property
+    def _compressed(self) -> bool:
+        return self._response.header("content-encoding").lower() in COMPRESSED
 
     def close_read(self) -> None:
         """Note what the read in hand brought, once all of it is parsed."""

@@ -218,7 +218,7 @@ class Client:
                     error = error or delta.error
                     waiting = timeline.first_ns is None
                     note(timeline, delta, body.read.at_ns)
-                    body.learn(delta)
+                    body.learn(data, delta)
                     if waiting and timeline.first_ns is not None:
                         self._begun(timeline, connection, on_first_token)
         except (SilenceError, ConnectionLostError):

@@ -45,7 +45,7 @@ _REST_OF_SHORT_GAP = 4
 """A rest is at most this part of a typical and of a short gap, so that two events of a stream hardly ever meet in one
 read, and those which do are not uncertain by much."""
 
-_SAMPLE = 2_000
+_FEW_GAPS = 200
 
 _sleep = get_original("time", "sleep")
 
@@ -58,7 +58,8 @@ class Hub:
     """
 
     def __init__(self) -> None:
-        self._loop = gevent.get_hub().loop
+        self._turned = gevent.get_hub()  # kept, since it is known by its id
+        self._loop = self._turned.loop
         self.buffer = memoryview(bytearray(READ_BYTES))
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
         self.buffers = (self.buffer,)
@@ -69,7 +70,9 @@ class Hub:
         self._most_reads = _EVENTS_OF_A_POLL
         self.wall_ns = 0
         """The wall clock less the monotonic one, of this sweep."""
-        self.swept_ns = self._whole_ns = self._polled_ns = self._polled_before_ns = time.monotonic_ns()
+        self.complete_ns = time.monotonic_ns()
+        """Everything that arrived before this instant has been read."""
+        self.swept_ns = self._whole_ns = self._polled_ns = self.complete_ns
         self.oldest_ns = self.swept_ns
         """What is read in this sweep was stamped later than this."""
         self.away_ns = 0
@@ -116,6 +119,11 @@ class Hub:
         self.away_ns += self.core_wait.look(self.swept_ns)
 
     def _polls(self) -> None:
+        reads, self.reads = self.reads, 0
+        if reads < self._most_reads:
+            self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
+        else:
+            self._most_reads = reads + 1
         if self._due or self._gathered:
             self._work()
         # What was done may have called back into gevent, which has looked at its callbacks already.
@@ -126,13 +134,8 @@ class Hub:
             self._go_on.stop()
             if self._rest_s:
                 _sleep(self._rest_s)
-        reads, self.reads = self.reads, 0
-        if reads < self._most_reads:
-            self._polled_before_ns, self._whole_ns = self._polled_ns, self.swept_ns
-        else:
-            self._most_reads = reads + 1
         now_ns = self._polled_ns = time.monotonic_ns()
-        self.oldest_ns = self._polled_before_ns - _PATH_NS
+        self.oldest_ns = self.complete_ns - _PATH_NS
         self.away_ns = now_ns - self._whole_ns
         turn_ns = now_ns - self.swept_ns
         self._longest_away_ns = max(self._longest_away_ns, turn_ns)
@@ -161,17 +164,12 @@ class Hub:
         Not where a sweep would read little more for it, nor where the clock is read in place of stamps.
         """
         self._rest_s, unstamped, self.unstamped = 0.0, self.unstamped, 0
-        if unstamped * 100 <= gaps_ns.size > _SAMPLE / 10:
-            sample = np.sort(gaps_ns[:: 1 + gaps_ns.size // _SAMPLE])
-            short_ns, typical_ns = sample[sample.size // 100], sample[sample.size // 2]
+        if unstamped * 100 <= gaps_ns.size >= _FEW_GAPS:
+            places = (gaps_ns.size // 100, gaps_ns.size // 2)
+            short_ns, typical_ns = np.partition(gaps_ns, places)[list(places)]
             rest_s = min(_REST_NS, typical_ns / _REST_OF_TYPICAL_GAP, short_ns / _REST_OF_SHORT_GAP) / 1e9
             if gaps_ns.size * rest_s >= 1:
                 self._rest_s = rest_s
-
-    @property
-    def complete_ns(self) -> int:
-        """Everything that arrived before this instant has been read."""
-        return self._polled_ns if self._polled_ns < self.swept_ns else self._polled_before_ns
 
     def take_longest_away_ns(self) -> int:
         """Return the longest time for which the loop was away since the last call."""

@@ -8,7 +8,6 @@ import msgspec
 
 from vllm_locust.api import Delta
 
-_END = b"\n\n\r\n"
 _FIELDS = (b'"content":', b'"text":', b'"reasoning_content":', b'"reasoning":')
 
 
@@ -30,7 +29,7 @@ class Pattern(msgspec.Struct, frozen=True, gc=False):
             return (
                 data.endswith(self.end)
                 and data.startswith(self.begin, self.digits)
-                and data.startswith(b"%x\r" % (len(data) - self.digits - 4))
+                and data.startswith(b"%x\r\n" % (len(data) - self.digits - 4))
                 and b'"' not in text
                 and b"\\" not in text
                 and text.decode().isprintable()
@@ -40,10 +39,11 @@ class Pattern(msgspec.Struct, frozen=True, gc=False):
             return False
 
 
-def pattern_of(data: bytes, delta: Delta) -> Pattern | None:
+def pattern_of(data: bytes, said: str, delta: Delta) -> Pattern | None:
     """Return the pattern of an event from the bytes of its read, where those are nothing but its chunk.
 
-    Only of a token event that says nothing else: no usage, no finish reason, no token ids.
+    Only of a token event that says nothing else: no usage, no finish reason, no token ids. `said` is its data: nothing
+    else may be in the chunk, no comment and no second event, nor may the event have begun before it.
     """
     if len(delta.parts) != 1 or delta.usage is not None or delta.error is not None:
         return None
@@ -51,12 +51,14 @@ def pattern_of(data: bytes, delta: Delta) -> Pattern | None:
     if not (part.token and (part.content or part.reasoning)) or part.finish_reason is not None or part.token_ids:
         return None
     digits = data.find(b"\r\n")
+    if digits <= 0 or "\n" in said or data[digits + 2 :] != b"data: %b\n\n\r\n" % said.encode():
+        return None
     for field in _FIELDS:
         begin, found, rest = data.partition(field)
         if found:
             space = rest[: len(rest) - len(rest.lstrip(b" "))]
             _, _, end = rest[len(space) + 1 :].partition(b'"')
             pattern = Pattern(digits, begin[digits:] + field + space + b'"', b'"' + end, delta)
-            if digits > 0 and end.endswith(_END) and begin.startswith(b"data: ", digits + 2) and pattern.fits(data):
+            if pattern.fits(data):
                 return pattern
     return None

@@ -27,10 +27,12 @@ class Response(HTTPResponse):
                 self.pieces.append(data[-2 - size : -2])
                 return
         self.feed(data)
-        # No chunk's head holds such a piece, so if it ends the data but for a line end, that one ends a chunk; if it
-        # were in the chunk, it would be in the piece.
+        # No chunk's head holds such a piece, since there is no LF in one (there may be anything else, in an extension).
+        # So if the piece ends the data but for a line end, that one ends a chunk; if it were in the chunk, it would be
+        # in the piece.
         last = self.pieces[-1] if self.pieces else b""
-        self.between_chunks = last.startswith(b"data:") and not last.endswith(b"\r\n") and data.endswith(last + b"\r\n")
+        plain = last.startswith(b"data:") and last.endswith(b"\n") and not last.endswith(b"\r\n")
+        self.between_chunks = plain and data.endswith(last + b"\r\n")
 
     def _on_body(self, buf: bytearray) -> None:
         self.pieces.append(bytes(buf))

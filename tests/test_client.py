@@ -4,6 +4,8 @@ Cases are those of public reports; each names its source. What was measured is c
 really did, piece by piece: a time lies between the two readings of the clock around its sending.
 """
 
+import sys
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -1291,3 +1293,23 @@ def test_whatever_bytes_come_there_is_one_outcome_and_the_next_request_works(emi
     assert all(gap >= 0 for gap in timeline.gaps_ns())
     following = stream(client)
     assert (following.outcome, following.output_tokens, following.message) == (Outcome.OK, 4, "")
+
+
+def test_case_41_a_wall_clock_that_steps_while_tokens_come_changes_no_number(
+    emitter: Emitter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Sources: openvinotoolkit/model_server#1260, sgl-project/sglang#17640."""
+    steps_ns, right_ns, begin_ns = (0, -5_000 * MS, 3_600_000 * MS), time.time_ns, time.monotonic_ns()
+    seen = set()
+
+    def stepping_ns() -> int:
+        step_ns = steps_ns[(time.monotonic_ns() - begin_ns) // (17 * MS) % 3]
+        seen.add(step_ns)
+        return right_ns() + step_ns
+
+    monkeypatch.setattr(time, "time_ns", stepping_ns)
+    monkeypatch.setattr(time, "time", lambda: stepping_ns() / 1e9)
+    for _ in range(5):
+        assert_ref(measure(emitter, script(*REF)))
+    if sys.platform == "linux":  # where nobody stamps, nobody asks
+        assert seen == set(steps_ns)

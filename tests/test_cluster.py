@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import time
 import urllib.error
@@ -271,6 +272,10 @@ class Browser:
     def stats(self) -> dict[str, Any]:
         return dict(json.loads(get(f"{self.url}/stats/requests")))
 
+    def tab(self) -> dict[str, str]:
+        (ours,) = self.stats()["extended_stats"]
+        return {row["name"]: row["text"] for row in ours["data"]}
+
     def row(self, method: str, name: str) -> dict[str, Any]:
         return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})
 
@@ -287,11 +292,15 @@ def test_runs_resets_and_further_runs_from_the_web_ui(tmp_path: Path, server: st
         wait_for(lambda: browser.stats()["state"] in ("ready", "stopped"), "web UI")
         if workers:
             wait_for(lambda: len(browser.stats()["workers"]) == workers, "workers")
+        assert browser.tab() == {"this run": "has not begun"}
+        assert get(browser.url).count('"key": "llm"') == 2  # the tab and its table
         _first_run(browser, server)
+        _check_tab(browser, workers)
         _reset(browser, server)
         browser.post("stop")
         counted = served(server)["completed"]
         wait_for(lambda: len(list((tmp_path / "results").glob("*/run.json"))) == 1, "run file")
+        _check_tab(browser, workers)
         page = get(f"http://127.0.0.1:{metrics}/metrics")
         ok = [line for line in page.splitlines() if line.startswith("vllm_locust_requests_total") and '"ok"' in line]
         # Resets do not touch counters; what ran at the reset belongs to neither epoch.
@@ -317,6 +326,20 @@ def _first_run(browser: Browser, server: str) -> None:
     assert aggregated["num_requests"] == requests  # our rows do not count
     assert {r["name"].partition("[")[2] for r in stats["stats"] if r["method"] == "POST"} == {"short]"}
     assert browser.row("TTFT", "short")["current_rps"] == 0
+
+
+def _check_tab(browser: Browser, workers: int) -> None:
+    line, *others = browser.tab().items()
+    assert (line[0], line[1].partition(": ")[0]) in VERDICTS
+    assert [name.partition(" (")[0] for name, _ in others] == [f"worker {i + 1}" for i in range(workers)] or ["local"]
+    for _, text in others:
+        assert re.fullmatch(
+            r"away for up to [\d.]+ [mµ]?s; CPU .* %, up to .* %; waited for a core .*; stalled .* %; \d+ late samples",
+            text,
+        )
+
+
+VERDICTS = [("this run", "measured the server"), ("this run", "limited by the generator")]
 
 
 def _reset(browser: Browser, server: str) -> None:

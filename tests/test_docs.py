@@ -15,14 +15,19 @@ from typing import Any
 import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
-from vllm_locust import cli, histogram, scenario, verdict
+from vllm_locust import cli, fidelity, histogram, scenario, verdict
 from vllm_locust.cell import Cell, Key
 from vllm_locust.client import Limits
+from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
 from vllm_locust.exporter import Exporter, Snapshot
+from vllm_locust.fidelity import DEFAULTS
+from vllm_locust.hub import STALL_NS
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
+from vllm_locust.summary import fidelity_of
 from vllm_locust.timeline import METRICS, Outcome, Unit
+from vllm_locust.workers import Seen
 
 README = (ROOT / "README.md").read_text()
 DEFINITIONS = (ROOT / "docs" / "metrics.md").read_text()
@@ -44,6 +49,7 @@ for command in json.load(sys.stdin):
         rejected.append(command)
 json.dump({
     "ours": {a.option_strings[0]: [a.default, a.include_in_web_ui] for a in group._group_actions},
+    "help": {a.option_strings[0]: a.help for a in group._group_actions},
     "flags": [flag for a in parser._actions for flag in a.option_strings],
     "defaults": {a.dest: a.default for a in parser._actions if isinstance(a.default, str | int)},
     "rejected": rejected,
@@ -166,9 +172,36 @@ def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
     waits = f"{limits.connect_s:g} s to connect, {limits.first_token_s:g} s for the first token, {limits.idle_s:g} s"
     assert waits in FLOW
     assert f"at most {100 * histogram.RELATIVE_ERROR:g} % off" in FLOW
-    assert f"more than {100 * verdict.UNCERTAIN_SHARE:g} % of the median gap" in FLOW
-    assert f"more than {100 * verdict.CPU_SHARE:g} % of a core" in FLOW
+    assert f"more than {100 * fidelity.UNCERTAIN_SHARE:g} % of the token times uncertain by" in FLOW
+    assert f"more than {100 * DEFAULTS.uncertainty:g} % of the median gap" in FLOW
+    assert f"more than {100 * DEFAULTS.cpu:g} % of a core" in FLOW
+    assert f"waited for more than {100 * DEFAULTS.core_wait:g} % of the time for which it needed a core" in FLOW
+    assert f"waited for a core for less than {100 * fidelity.WAIT_SHARE:g} % of the time" in " ".join(
+        DEFINITIONS.split()
+    )
+    assert f"stalled for more than {100 * DEFAULTS.stalled:g} % of the time" in FLOW
+    assert f"in waits of {LONG_WAIT_NS // 1_000_000} ms and longer" in DEFINITIONS
+    assert f"in stretches of {STALL_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"more than {100 * verdict.FAILED_SHARE:g} % of the requests failed" in FLOW
+
+
+def test_the_limits_of_the_generator_have_the_same_default_everywhere(parser: dict[str, Any]) -> None:
+    readme = {row[0].strip("`"): row[1] for row in table(section("Options"))}
+    criteria = table(section("Fidelity", DEFINITIONS).partition("where one of these holds:")[2])
+    defined = {row[1].strip("`"): row[2] for row in criteria}
+    expected = {flag: f"{100 * getattr(DEFAULTS, name):g} %" for name, flag in fidelity.FLAGS.items()}
+    assert defined == expected
+    assert {flag: readme[flag] for flag in expected} == expected
+    assert {flag: parser["help"][flag].rpartition("default: ")[2].replace("%%", " %") for flag in expected} == expected
+
+
+def test_the_figures_of_fidelity_are_those_of_a_run_file() -> None:
+    listed = {name for row in table(section("Fidelity", DEFINITIONS)) for name in re.findall(r"`(\w+)`", " ".join(row))}
+    seen = fidelity_of(Recording("r", 0, NS_PER_S), DEFAULTS, {})
+    worker = Seen().figures()
+    assert listed <= seen.keys() | worker.keys()
+    shown_elsewhere = {"token_events", "gap", "workers", "plugin_errors", "in_flight_peak"}
+    assert (seen.keys() | worker.keys()) - listed == shown_elsewhere
 
 
 def test_the_exit_codes_are_those_of_the_code() -> None:
@@ -293,12 +326,12 @@ def test_readme_defines_as_the_definitions_do() -> None:
 
 def test_the_families_listed_are_those_that_can_be_exported() -> None:
     cell = Cell()
-    for name in METRICS:
+    for name in (*METRICS, "uncertainty"):
         cell.histogram(name).add(1)
-    for name in ("sent", "outcome|ok|200", "tokens_received", "tokens_failed", "token_events"):
+    for name in ("stamped", "sent", "outcome|ok|200", "tokens_received", "tokens_failed", "token_events"):
         cell.count(name)
-    recording = Recording("run", 0, NS_PER_S)
-    window = WindowState(index=0, seq=1, sealed=True, gauges=Gauges(), cells=to_wire({Key("short", "chat"): cell}))
+    recording, gauges = Recording("run", 0, NS_PER_S), Gauges(span_ns=NS_PER_S, core_wait_ns=0)
+    window = WindowState(index=0, seq=1, sealed=True, gauges=gauges, cells=to_wire({Key("short", "chat"): cell}))
     recording.merge(Report(run="run", epoch=0, worker="w", seq=1, now_ns=0, windows=[window], failures=[]))
     snapshot = Snapshot(recording=recording, running=True, users=1, workers=1, live_workers=("w",))
     exported = {}

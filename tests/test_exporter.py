@@ -25,8 +25,9 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
-from vllm_locust.exporter import BOUNDS_S, HISTOGRAMS, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot, serve
-from vllm_locust.histogram import Histogram
+from vllm_locust.exporter import BOUNDS_S, HISTOGRAMS, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot
+from vllm_locust.fidelity import DEFAULTS, Limits
+from vllm_locust.listener import serve
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.timeline import METRICS
@@ -56,6 +57,7 @@ class Master:
         self.running = False
         self.users = self.workers = 0
         self.live: tuple[str, ...] = ("w",)
+        self.limits = DEFAULTS
         self.exporter = Exporter(self.snapshot)
 
     def snapshot(self) -> Snapshot:
@@ -65,6 +67,7 @@ class Master:
             users=self.users,
             workers=self.workers,
             live_workers=self.live,
+            limits=self.limits,
         )
 
     def start(self, run: str, epoch: int = 0) -> None:
@@ -74,9 +77,18 @@ class Master:
     def stop(self) -> None:
         self.running, self.users = False, 0
 
-    def report(self, cells: Cells, *, worker: str = "w", index: int = 0, seq: int = 1, sealed: bool = False) -> None:
+    def report(
+        self,
+        cells: Cells,
+        *,
+        worker: str = "w",
+        index: int = 0,
+        seq: int = 1,
+        sealed: bool = False,
+        **gauges_seen: int,
+    ) -> None:
         assert self.recording is not None
-        gauges = Gauges(late=1, plugin_errors=2)
+        gauges = Gauges(late=1, plugin_errors=2, **gauges_seen)
         window = WindowState(index=index, seq=seq, sealed=sealed, gauges=gauges, cells=to_wire(cells))
         known = self.recording.merge(
             Report(
@@ -110,7 +122,7 @@ def master() -> Master:
 
 @pytest.fixture
 def url(master: Master) -> Iterator[str]:
-    server = serve(master.exporter, 0, "127.0.0.1")
+    server = serve(master.exporter.registry, 0, "127.0.0.1")
     yield f"http://127.0.0.1:{server.port}/metrics"
     server.close()
 
@@ -360,10 +372,13 @@ def test_case_66_promtool_has_no_complaint_of_a_page_with_everything(master: Mas
     cell = ok_requests(5)
     for name in ("outcome|http_4xx|404", "outcome|connect_failed|0", "tokens_failed"):
         cell.count(name)
+    cell.histogram("uncertainty").add(1000, 45)
     master.start("a")
-    master.report({Key(HOSTILE, "chat"): cell, Key("", "completions", "retry"): cell}, sealed=True)
+    master.live = (HOSTILE,)
+    cells = {Key(HOSTILE, "chat"): cell, Key("", "completions", "retry"): cell}
+    master.report(cells, worker=HOSTILE, sealed=True, **WORST)
     page = fetch(url)
-    assert page.count("# TYPE") == 3 + 1 + len(HISTOGRAMS) + len(METRICS) + 8
+    assert page.count("# TYPE") == 3 + 1 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 8
     promtool(page)
 
 
@@ -374,7 +389,7 @@ def test_case_66_label_values_come_back_as_they_were(master: Master, url: str) -
     assert scenarios == {HOSTILE, None}
 
 
-def test_case_66_series_follow_neither_workers_nor_requests_and_scenarios_have_a_limit(
+def test_case_66_series_follow_neither_workers_that_are_gone_nor_requests_and_scenarios_have_a_limit(
     master: Master, caplog: pytest.LogCaptureFixture
 ) -> None:
     master.start("a")
@@ -485,7 +500,7 @@ def test_case_67_a_prometheus_server_finds_the_percentiles(master: Master, url: 
 
 
 def test_case_63_a_taken_port_is_refused_by_name(master: Master) -> None:
-    server = serve(master.exporter, 0)
+    server = serve(master.exporter.registry, 0)
     try:
         for host in ("", "127.0.0.1"):
             with pytest.raises(InputError, match=f"--prometheus-port: port {server.port} is taken") as error:
@@ -500,18 +515,18 @@ def test_case_63_a_port_that_another_program_has_is_refused(master: Master, host
     with socket.create_server((host, 0)) as other:
         port = other.getsockname()[1]
         with pytest.raises(InputError, match=f"{port} is taken"):
-            serve(master.exporter, port)
+            serve(master.exporter.registry, port)
 
 
 def test_a_port_that_is_none_is_refused(master: Master) -> None:
     with pytest.raises(InputError, match="--prometheus-port: 70000 is no port"):
-        serve(master.exporter, 70000)
+        serve(master.exporter.registry, 70000)
     with pytest.raises(InputError, match="port 9646 cannot be used"):
-        serve(master.exporter, 9646, "192.0.2.1")
+        serve(master.exporter.registry, 9646, "192.0.2.1")
 
 
 def test_case_63_a_restart_gets_its_port_back_at_once(master: Master) -> None:
-    server = serve(master.exporter, 0)
+    server = serve(master.exporter.registry, 0)
     for users in range(3):
         with socket.create_connection(("127.0.0.1", server.port)) as scraper:
             scraper.settimeout(5)
@@ -521,7 +536,7 @@ def test_case_63_a_restart_gets_its_port_back_at_once(master: Master) -> None:
             page = gevent.get_hub().threadpool.apply(read_all, (scraper,))
             assert page.endswith(b"\n")
         master.users = users
-        server = serve(master.exporter, server.port)
+        server = serve(master.exporter.registry, server.port)
         page = fetch(f"http://127.0.0.1:{server.port}/metrics")
         assert f"vllm_locust_users {users:.1f}" in page
     server.close()
@@ -533,7 +548,7 @@ def read_all(scraper: socket.socket) -> bytes:
 
 
 def test_both_families_of_addresses_are_answered(master: Master) -> None:
-    server = serve(master.exporter, 0)
+    server = serve(master.exporter.registry, 0)
     hosts = ["127.0.0.1", *(["[::1]"] if has_ipv6_loopback() else [])]
     try:
         pages = [fetch(f"http://{host}:{server.port}/metrics") for host in hosts]
@@ -553,9 +568,10 @@ def has_ipv6_loopback() -> bool:
 PATCHED = """
 import gevent.monkey; gevent.monkey.patch_all()
 import urllib.request
-from vllm_locust.exporter import Exporter, Snapshot, serve
+from vllm_locust.exporter import Exporter, Snapshot
+from vllm_locust.listener import serve
 snapshot = Snapshot(recording=None, running=True, users=3, workers=2, live_workers=())
-server = serve(Exporter(lambda: snapshot), 0)
+server = serve(Exporter(lambda: snapshot).registry, 0)
 print(urllib.request.urlopen(f"http://localhost:{server.port}/metrics", timeout=5).read().decode())
 server.close()
 """
@@ -586,10 +602,59 @@ def test_streams_are_read_while_a_page_is_written(master: Master) -> None:
 
 def test_a_histogram_of_zeros_is_in_its_first_bucket(master: Master, url: str) -> None:
     cell = Cell()
-    cell.histogram("itl").merge(Histogram({-1: 3}, 3, 0, 0, 0))
+    cell.histogram("itl").add(0, 3)
     master.start("a")
     master.report({SHORT: cell})
     series = scrape(url)
     assert one(series, "itl_seconds_bucket", **CHAT, le="0.0005") == 3
     assert one(series, "itl_quantile_seconds", **P50, span="run") == 0
     assert not any(math.isnan(value) for value in series.values())
+
+
+# Fidelity
+
+WORST = {"span_ns": 10 * NS_PER_S, "cpu_ns": 4 * NS_PER_S, "core_wait_ns": 50 * MS, "loop_lag_ns": 212 * MS}
+
+
+def test_case_40_the_loop_lag_and_cpu_of_each_live_worker_are_those_of_the_last_closed_window(
+    master: Master, url: str
+) -> None:
+    master.start("a")
+    master.live = ("w", "x (host)")
+    master.report({SHORT: ok_requests(3)}, sealed=True, **WORST, stalled_ns=1212 * MS)
+    assert one(scrape(url), "worker_cpu_ratio", worker="w") is None
+    master.report({SHORT: ok_requests(3)}, worker="x (host)", sealed=True, span_ns=10 * NS_PER_S)
+    master.report({SHORT: ok_requests(3)}, worker="lost", sealed=True, **WORST)
+    series = scrape(url)
+    seen = {
+        worker: [one(series, f"worker_{name}", worker=worker) for name in WORKER_FAMILIES]
+        for worker in ("w", "x (host)", "lost")
+    }
+    assert seen == {"w": [0.212, 0.4, 0.005, 0.1], "x (host)": [0, 0, None, 0], "lost": [None] * 4}
+    master.stop()
+    assert not any("_worker_" in name for name in names(scrape(url)))
+
+
+WORKER_FAMILIES = ("loop_lag_seconds", "cpu_ratio", "core_wait_ratio", "stalled_ratio")
+
+
+def test_case_40_whether_the_generator_limits_the_run_so_far_is_told_from_its_first_token_on(
+    master: Master, url: str
+) -> None:
+    cell = ok_requests(100)
+    cell.histogram("uncertainty").add(1000, 98)
+    cell.histogram("uncertainty").add(20 * MS, 2)
+    cell.count("unstamped", 100)
+    master.start("a")
+    master.report({SHORT: ok_requests(0)})
+    assert one(scrape(url), "generator_limited") is None
+    master.report({SHORT: ok_requests(100)}, seq=2, **WORST)
+    assert one(scrape(url), "generator_limited") == 0
+    master.report({SHORT: cell}, index=1, **WORST)
+    series = scrape(url)
+    told = [one(series, name) for name in ("generator_limited", "uncertain_ratio", "stamped_ratio")]
+    assert told == [1, 0.02, pytest.approx(0.9 + 0.9 / 19)]
+    master.limits = Limits(uncertainty=0.6)
+    assert one(scrape(url), "generator_limited") == 0
+    master.stop()
+    assert one(scrape(url), "generator_limited") == 0

@@ -23,9 +23,11 @@ LAYERS = [
         "sse",
         "api",
         "origin",
+        "cpu",
         "tcp",
         "hub",
         "stamp",
+        "tls",
         "transport",
         "response",
         "note",
@@ -41,6 +43,8 @@ LAYERS = [
         "recorder",
         "generator",
         "probe",
+        "workers",
+        "fidelity",
         "summary",
         "verdict",
         "results",
@@ -48,13 +52,14 @@ LAYERS = [
         "progress",
         "options",
     ),
-    *("exporter", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
+    *("exporter", "listener", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
-    *("tally", "recorder", "summary", "verdict", "terminal", "results", "report"),
+    "cpu",
+    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

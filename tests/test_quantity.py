@@ -15,6 +15,7 @@ from vllm_locust.quantity import (
     format_milliseconds,
     format_rate,
     format_share,
+    share,
 )
 
 DASH = "\N{EN DASH}"
@@ -137,3 +138,17 @@ def test_a_share_is_shown_in_percent(part: int, shown: str) -> None:
 def test_an_accepted_set_is_listed_and_an_empty_one_is_none() -> None:
     assert format_list(["a", 1]) == "a, 1"
     assert format_list([]) == "none"
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("5%", 0.05), ("5 %", 0.05), (" 12.5% ", 0.125), ("0.05", 0.05), (0.9, 0.9), ("100%", 1), ("0", 0)],
+)
+def test_shares_are_parsed_with_and_without_percent(text: str | float, value: float) -> None:
+    assert share(text) == pytest.approx(value)
+
+
+@pytest.mark.parametrize("text", ["", "%", "five", "5", "101%", "-1%", "5%%", "5% of it", "nan", "inf%", "1e"])
+def test_what_is_no_share_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(InputError, match=r"--max-stalled: .* is not a share; write it like 5% or 0.05"):
+        share(text, where="--max-stalled")

@@ -1,5 +1,6 @@
 """The recorder, driven with requests made by hand: its recording is that of the definitions, whenever it is asked."""
 
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -7,6 +8,7 @@ from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -78,10 +80,26 @@ class Bench:
         self.now_ns = START + round(ms * MS)
         return self.now_ns
 
-    def tick(self, ms: float, *, swept_ms: float | None = None, unparsed_ms: float | None = None) -> None:
+    def tick(
+        self,
+        ms: float,
+        *,
+        swept_ms: float | None = None,
+        unparsed_ms: float | None = None,
+        stalled_ms: int = 0,
+        core_wait_ms: int | None = None,
+    ) -> None:
         swept_ns = self.at(ms if swept_ms is None else swept_ms)
         unparsed_ns = None if unparsed_ms is None else self.at(unparsed_ms)
-        self.recorder.tick(self.at(ms), swept_ns=swept_ns, unparsed_ns=unparsed_ns, users=3, away_ns=round(ms))
+        self.recorder.tick(
+            self.at(ms),
+            swept_ns=swept_ns,
+            unparsed_ns=unparsed_ns,
+            users=3,
+            away_ns=round(ms),
+            stalled_ns=stalled_ms * MS,
+            core_wait_ns=None if core_wait_ms is None else core_wait_ms * MS,
+        )
 
     def steps(self, request: Request) -> list[Step]:
         """Return what happens to a request, and when."""
@@ -362,7 +380,7 @@ def plain(cells: Cells) -> dict[Key, tuple[dict[str, tuple[Any, ...]], dict[str,
     """Return cells as values that compare; what is empty is left out."""
     return {
         key: (
-            {m: (dict(h.buckets), h.count, h.sum, h.min, h.max) for m, h in cell.histograms.items() if h.count},
+            {m: (dict(h), h.count, h.sum, h.min, h.max) for m, h in cell.histograms.items() if h.count},
             dict(cell.counters),
         )
         for key, cell in cells.items()
@@ -783,8 +801,8 @@ def test_what_turns_up_after_its_window_was_sealed_goes_to_the_oldest_open_one_a
     report = bench.recorder.report(bench.now_ns)
     assert [(window.index, window.gauges.late) for window in report.windows] == [(0, 0), (1, 0), (2, 3 + 2 + 1)]
     (cell,) = report.windows[2].cells
-    assert (cell.counters["token_events"], sum(cell.histograms["itl"].counts)) == (4, 3)
-    assert sum(cell.histograms["ttft"].counts) == 1
+    assert (cell.counters["token_events"], cell.histograms["itl"].count) == (4, 3)
+    assert cell.histograms["ttft"].count == 1
 
 
 def test_a_window_is_reported_whole_until_it_is_acknowledged_and_only_then_no_more() -> None:
@@ -867,3 +885,26 @@ def test_case_52_what_comes_after_the_stop_goes_behind_the_windows_of_the_run() 
     within = total(master.within().values())
     assert (within.counters["token_events"], "outcome|ok|200" in within.counters) == (3, False)
     assert [master.gauges_of(i)["w1"].span_ns // MS for i in range(3)] == [1000, 500, 4200]
+
+
+def test_cpu_is_shared_out_over_the_windows_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    cpu_ns = iter([7 * MS, 757 * MS])
+    monkeypatch.setattr(time, "process_time_ns", lambda: next(cpu_ns))
+    bench = Bench(joined_ms=500)
+    bench.tick(2000)
+    windows = bench.recorder.report(bench.now_ns).windows
+    assert [w.gauges.cpu_ns for w in windows] == [250 * MS, 500 * MS, 0]
+
+
+def test_waits_for_a_core_add_up_and_are_absent_where_the_system_does_not_tell() -> None:
+    bench = Bench()
+    for at_ms, wait_ms in ((400, 3), (900, 0), (1300, 0), (2100, None)):
+        bench.tick(at_ms, core_wait_ms=wait_ms)
+    assert [w.gauges.core_wait_ns for w in bench.recorder.report(bench.now_ns).windows] == [3 * MS, 0, None]
+
+
+def test_stalls_add_up_in_the_window_in_which_they_are_noticed() -> None:
+    bench = Bench()
+    for at_ms, stalled_ms in ((400, 60), (900, 200), (1300, 0), (1700, 70)):
+        bench.tick(at_ms, stalled_ms=stalled_ms)
+    assert [w.gauges.stalled_ns for w in bench.recorder.report(bench.now_ns).windows] == [260 * MS, 70 * MS]

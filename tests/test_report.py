@@ -85,7 +85,9 @@ def three_scenarios() -> Run:
         "in_flight_peak": 50,
         "in_flight_ns": 2880 * NS_PER_S,
         "cpu_ns": 25 * NS_PER_S,
-        "loop_lag_ns": 14 * MS,
+        "loop_lag_ns": 64 * MS,
+        "core_wait_ns": 900 * MS,
+        "stalled_ns": 300 * MS,
     }
     meta = Meta(
         name="baseline",

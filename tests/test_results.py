@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
+from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
@@ -464,3 +465,25 @@ def test_percentiles_are_ordered_in_every_summary(run: Run) -> None:
         for metric in METRICS:
             row = [scope[metric][key] for key in ("min", "p50", "p90", "p95", "p99", "max")]
             assert row == sorted(row) if scope[metric]["count"] else row == [None] * 6
+
+
+def test_a_file_from_before_limits_waits_and_stalls_still_loads(tmp_path: Path) -> None:
+    """What it does not have is absent, and judged by the defaults."""
+    recording = merged({("w1", 0): {Key("short", "chat"): cell_of({"token_events": 1})}}, cpu_ns=NS_PER_S, late=3)
+    path = save(Run.of(recording, META), tmp_path)
+    saved = json.loads(path.read_text())
+    del saved["meta"]["generator_limits"]
+    for gauges in saved["recording"]["gauges"]:
+        del gauges[-2:]
+    path.write_text(json.dumps(saved))
+    run = load(path)
+    assert run.meta.generator_limits == DEFAULTS
+    worker = run.summary["fidelity"]["workers"]["w1"]
+    assert (worker["late"], worker["core_wait_share"], worker["stalled_share"]) == (3, None, 0)
+    assert "wait for a core unknown here" in " ".join(text(run).split())
+
+
+def test_limits_come_back_with_the_run(tmp_path: Path) -> None:
+    limits = Limits(cpu=0.5, given=("cpu",))
+    run = Run.of(merged({("w1", 0): {}}), replace(META, generator_limits=limits))
+    assert load(save(run, tmp_path)).meta.generator_limits == limits

@@ -1,4 +1,4 @@
-"""Verdicts: which run asks for which exit code, and whether the server or the generator was measured."""
+"""Verdicts: which run asks for which exit code, and why."""
 
 from typing import Any
 
@@ -6,12 +6,11 @@ import pytest
 
 from vllm_locust.cell import Cell, Key
 from vllm_locust.errors import ExitCode
+from vllm_locust.fidelity import Limits
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.summary import Meta, summary
-from vllm_locust.verdict import CPU_SHARE, FAILED_SHARE, exit_code, fidelity_line, findings, generator_faults
-
-MS = 1_000_000
+from vllm_locust.verdict import FAILED_SHARE, exit_code, findings
 
 
 def summed(
@@ -39,18 +38,6 @@ def summed(
     assert recording.merge(report)
     recording.length_ns = 10 * NS_PER_S
     return summary(recording, Meta())
-
-
-def streamed(*, uncertainty_ns: int, gap_ns: int = 50 * MS, uncertain: int = 5) -> Cell:
-    """Return a cell of 100 token events, some of which came at an uncertain time."""
-    cell = Cell()
-    cell.histogram("ttft").add(300 * MS)
-    cell.histogram("itl").add(gap_ns, 99)
-    cell.histogram("read_lag").add(200_000, 100)
-    cell.histogram("uncertainty").add(0, 100 - uncertain)
-    cell.histogram("uncertainty").add(uncertainty_ns, uncertain)
-    cell.counters = {"stamped": 99, "unstamped": 1, "token_events": 100, "tokens_received": 100}
-    return cell
 
 
 MISSING = {"missing_workers": ["w2"]}
@@ -120,63 +107,30 @@ def test_a_kind_of_failure_without_a_message_is_named_all_the_same() -> None:
     assert findings(numbers, Meta())[0].text.endswith("more than 1 %")
 
 
-def test_the_server_was_measured_where_the_generator_kept_up() -> None:
-    """The line gives the evidence, not only the verdict."""
-    numbers = summed(ok=1, cell=streamed(uncertainty_ns=0), loop_lag_ns=14 * MS, cpu_ns=4_100 * MS)
-    assert fidelity_line(numbers) == (
-        "measured the server: 99.0 % of token times stamped by the kernel, read lag p99 200 µs, "
-        "loop away up to 14.0 ms, CPU up to 41 %"
-    )
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (Limits(), ExitCode.OK),  # only the line on fidelity says so
+        (Limits(cpu=0.9, given=("cpu",)), ExitCode.NOT_JUDGED),
+        (Limits(cpu=0.98, given=("cpu",)), ExitCode.OK),
+        (Limits(stalled=0.01, given=("stalled",)), ExitCode.OK),  # another one is missed
+    ],
+)
+def test_a_generator_limit_that_the_user_set_is_one_to_meet(limits: Limits, code: ExitCode) -> None:
+    numbers = summed(ok=1, cell=Cell(counters={"token_events": 1}), cpu_ns=9_700_000_000)
+    found = findings(numbers, Meta(generator_limits=limits))
+    assert exit_code(found) is code
+    assert [(finding.subject, finding.text) for finding in found] == [
+        ("generator", "w1 used up to 97 % of a core (the limit is --max-generator-cpu 90%)")
+    ] * bool(code)
 
 
-def test_a_loop_that_is_away_while_tokens_arrive_limits_the_run() -> None:
-    """Issue llm-d/llm-d-benchmark#261: a greenlet that blocks for 200 ms looked like a slow server."""
-    numbers = summed(ok=1, cell=streamed(uncertainty_ns=200 * MS), loop_lag_ns=212 * MS)
-    assert fidelity_line(numbers) == (
-        "limited by the generator: token times uncertain by 200 ms (p99) at a median gap of 50.0 ms, "
-        "w1 was away for up to 212 ms; add workers (`--processes 2`) or lower the load"
-    )
-
-
-@pytest.mark.parametrize(("uncertainty_ms", "gap_ms", "limited"), [(2, 50, False), (3, 50, True), (3, 100, False)])
-def test_uncertainty_is_held_against_the_gaps_that_were_measured(
-    uncertainty_ms: int, gap_ms: int, *, limited: bool
-) -> None:
-    """5 % of the median gap."""
-    cell = streamed(uncertainty_ns=uncertainty_ms * MS, gap_ns=gap_ms * MS)
-    assert bool(generator_faults(summed(ok=1, cell=cell))) is limited
-
-
-def test_one_uncertain_event_in_a_thousand_does_not_limit_a_run() -> None:
-    """p99 is what counts."""
-    assert generator_faults(summed(ok=1, cell=streamed(uncertainty_ns=200 * MS, uncertain=1))) == []
-
-
-def test_where_most_gaps_are_zero_the_mean_gap_is_the_measure_and_without_gaps_the_first_token() -> None:
-    """A median of zero would make any uncertainty too much."""
-    cell = streamed(uncertainty_ns=MS, gap_ns=0)
-    cell.histogram("itl").add(10_000 * MS)
-    assert generator_faults(summed(ok=1, cell=cell)) == []
-    cell = streamed(uncertainty_ns=20 * MS)
-    del cell.histograms["itl"]
-    assert "median TTFT of 300 ms" in generator_faults(summed(ok=1, cell=cell))[0]
-
-
-def test_a_worker_without_cpu_to_spare_limits_the_run() -> None:
-    """Worst window, not the mean: queues grow as long as it lasts."""
-    numbers = summed(ok=1, cell=streamed(uncertainty_ns=0), cpu_ns=9_700 * MS)
-    assert "w1 used up to 97 % of a core" in fidelity_line(numbers)
-    assert generator_faults(summed(ok=1, cell=streamed(uncertainty_ns=0), cpu_ns=int(CPU_SHARE * 10 * NS_PER_S))) == []
-
-
-def test_without_a_token_there_is_nothing_to_judge() -> None:
-    """No claim without evidence, however the run failed."""
-    assert fidelity_line(summed(failed=3)) == "nothing to judge: no token arrived"
-
-
-def test_evidence_that_is_absent_is_not_made_up() -> None:
-    """A recording without gauges and lags still gets its line."""
+def test_a_generator_at_fault_puts_a_miss_in_doubt() -> None:
+    """4 beats 3: the failures may be those of a generator that was late."""
     cell = Cell(counters={"token_events": 1})
-    numbers = summed(ok=1, cell=cell)
-    numbers["fidelity"]["workers"] = {}
-    assert fidelity_line(numbers) == "measured the server: no sign of a busy generator"
+    numbers = summed(ok=1, failed=9, cell=cell, cpu_ns=9_700_000_000)
+    found = findings(numbers, Meta(generator_limits=Limits(given=("cpu",))))
+    assert ({f.exit_code for f in found}, exit_code(found)) == (
+        {ExitCode.MISSED, ExitCode.NOT_JUDGED},
+        ExitCode.NOT_JUDGED,
+    )

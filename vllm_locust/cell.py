@@ -1,6 +1,6 @@
 """The unit of a recording: histograms and counters of one key in one stretch of time, which add up."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -41,15 +41,11 @@ class Cell:
         for name, number in other.counters.items():
             self.count(name, number)
 
-    def replace(self, old: "Cell", new: "Cell") -> None:
-        """Move this total by the difference of two states of a part of it; `new` has grown out of `old`."""
-        for metric, histogram in new.histograms.items():
-            self.histogram(metric).replace(old.histograms.get(metric, _EMPTY), histogram)
-        for name, number in new.counters.items():
-            self.count(name, number - old.counters.get(name, 0))
+    def copy(self, metrics: Container[str] | None = None) -> "Cell":
+        """Return an independent copy; given metrics, with no histograms but theirs."""
+        chosen = {m: h.copy() for m, h in self.histograms.items() if metrics is None or m in metrics}
+        return Cell(chosen, self.counters.copy())
 
-
-_EMPTY = Histogram()
 
 Cells = dict[Key, Cell]
 

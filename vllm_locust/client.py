@@ -164,7 +164,7 @@ class Client:
     def _connect(self, timeline: Timeline) -> Connection | None:
         began_ns = time.monotonic_ns()
         try:
-            connection = Connection(self.pool.origin, self.limits.connect_s)
+            connection = self.pool.open(self.limits.connect_s)
         except OSError as error:
             timeline.end(Outcome.CONNECT_FAILED, time.monotonic_ns(), str(error) or type(error).__name__)
             return None

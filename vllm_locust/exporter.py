@@ -2,14 +2,15 @@
 
 It promises: counters and histograms are lifetime totals of the process, which never fall, whatever is reset
 or started anew; a labelled series is absent, not 0, before its first sample; `promtool check metrics` has no
-complaint; the number of series follows scenarios and outcomes, never requests, messages or workers.
+complaint; the number of series follows scenarios, outcomes and the workers that are there, never requests or messages.
 
 The plan: at a scrape read a `Snapshot`, add the recordings that are over (`Exporter.retire`) to the current
 one, write families. Latencies are of steady requests, counters of all phases. Percentiles are those of the
 report, of `span="run"` (since the start or the last reset, kept until the next run) and `span="window"` (the
 last window that every live worker has closed, only while running). Their type is summary, since nothing else
 may have a label `quantile`; `_sum` and `_count` stand under `span="run"` alone and are, as the type demands,
-lifetime totals: they give the mean, over any interval, of metrics without a histogram too.
+lifetime totals: they give the mean, over any interval, of metrics without a histogram too. Whether to believe all that
+is told of the run so far, and what each live worker was like of the last window that all of them have closed.
 
 The edge of a bucket counts every sample at or below it, and may count one up to 1 % above: a bucket of
 `vllm_locust.histogram` is 1 % wide, and belongs below the edge if its middle is at most 0.5 % above.
@@ -17,7 +18,6 @@ The edge of a bucket counts every sample at or below it, and may count one up to
 What it does not do: read Locust, or export the Python process.
 """
 
-import errno
 import itertools
 import logging
 import math
@@ -26,18 +26,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import gevent
-from gevent.pool import Pool
-from gevent.pywsgi import WSGIServer
-from gevent.socket import AF_INET, AF_INET6, create_server, has_dualstack_ipv6
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
+from vllm_locust import fidelity
 from vllm_locust.cell import Cell, Cells, Key
-from vllm_locust.errors import InputError
+from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Recording
+from vllm_locust.summary import fidelity_of
 from vllm_locust.timeline import METRICS, Unit
+from vllm_locust.workers import Watch, seen_in
 
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2el")
 QUANTILES = (0.5, 0.9, 0.95, 0.99)
@@ -54,9 +54,6 @@ _VLLM_S = (
 """All bounds of vLLM's own four histograms, so that both sides can be compared bucket by bucket."""
 _FINE_S = (0.0005, 300)
 _STEP = 1.1
-_MAX_PORT = 65535
-_CLOSE_S = 0.2
-"""How long closing waits for a scrape that is under way."""
 _LABELS = ("scenario", "endpoint")
 _OUTCOME = "outcome|"
 _COUNTERS = {
@@ -70,6 +67,18 @@ _COUNTERS = {
 _FAULTS = {
     "plugin_errors": "Errors inside vllm-locust itself.",
     "late_samples": "Samples that came after their window had been closed.",
+}
+
+_RUN_SHARES = {
+    "uncertain_ratio": ("uncertain_share", "Token times of the run that are more uncertain than the limit."),
+    "stamped_ratio": ("stamped_share", "Token times of the run that the kernel stamped."),
+}
+"""What the summary calls each gauge, and its help; so also below."""
+_WORKER = {
+    "loop_lag_seconds": ("loop_lag_s", "Longest time in the window for which the event loop was away."),
+    "cpu_ratio": ("cpu_share", "Use of a core in the window."),
+    "core_wait_ratio": ("core_wait_share", "Time in the window in long waits for a core."),
+    "stalled_ratio": ("stalled_share", "Time in the window in stalls of the event loop, but for the longest one."),
 }
 
 _log = logging.getLogger(__name__)
@@ -102,6 +111,8 @@ class Snapshot:
     workers: int
     live_workers: tuple[str, ...]
     """Names of those that take part now and so close windows."""
+    limits: Limits = DEFAULTS
+    """How far the generator may be off."""
 
 
 class Exporter:
@@ -115,6 +126,7 @@ class Exporter:
         self._base: Cells = {}
         self._base_faults: Counter[str] = Counter()
         self._scenarios: dict[str, str] = {}
+        self._watch = Watch()
         self.registry = CollectorRegistry()
         self.registry.register(self)
 
@@ -126,7 +138,7 @@ class Exporter:
         if not self._is_retired(recording):
             self._retired.add((recording.run, recording.epoch))
             _add_all(self._base, self._labelled(recording.totals))
-            self._base_faults.update(_faults(recording))
+            self._base_faults.update(_faults(recording, self._watch))
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family that has samples, all of one moment."""
@@ -140,10 +152,11 @@ class Exporter:
             run = self._labelled(now.recording.totals)
             if not self._is_retired(now.recording):
                 _add_all(lifetime, run)
-                faults.update(_faults(now.recording))
+                faults.update(_faults(now.recording, self._watch))
         window = self._labelled(_last_window(now))
-        totals = itertools.chain(_gauges(now, run), _counters(lifetime, faults), _histograms(lifetime))
-        for family in itertools.chain(totals, _summaries(lifetime, run, window)):
+        gauges = itertools.chain(_gauges(now, run), _fidelity(now, self._watch), _workers(now))
+        totals = itertools.chain(_counters(lifetime, faults), _histograms(lifetime))
+        for family in itertools.chain(gauges, totals, _summaries(lifetime, run, window)):
             if family.samples:
                 yield family
                 gevent.sleep(0)  # streams must be read while a long page is written; all is copied by now
@@ -169,48 +182,13 @@ class Exporter:
         return self._scenarios[scenario]
 
 
-@dataclass(frozen=True, slots=True)
-class Server:
-    """A listener that answers scrapes, in the gevent hub of the thread that started it."""
-
-    port: int
-    _wsgi: WSGIServer
-
-    def close(self) -> None:
-        """Stop listening, and end the connections that scrapers keep open."""
-        self._wsgi.stop(timeout=_CLOSE_S)
-
-
-def serve(exporter: Exporter, port: int, host: str = "") -> Server:
-    """Listen on a port (0: any free one) of one address or all; raises `InputError` where that cannot be."""
-    advice = "give a free port from 1 to 65535, or 0 to export nothing"
-    if not 0 <= port <= _MAX_PORT:
-        message = f"--prometheus-port: {port} is no port; {advice}"
-        raise InputError(message)
-    dual = not host and has_dualstack_ipv6()
-    family = AF_INET6 if dual or ":" in host else AF_INET
-    try:
-        listener = create_server((host, port), family=family, dualstack_ipv6=dual)
-    except OSError as error:
-        taken = error.errno == errno.EADDRINUSE
-        why = "is taken, perhaps by another master" if taken else f"cannot be used: {error}"
-        message = f"--prometheus-port: port {port} {why}; {advice}"
-        raise InputError(message) from error
-    listener.settimeout(0)  # gevent accepts until that would block
-    wsgi = WSGIServer(
-        listener,
-        make_wsgi_app(exporter.registry),
-        spawn=Pool(),  # without a pool, `stop` would leave open connections running
-        log=None,
-        environ={"SERVER_NAME": host or "localhost"},  # spares gevent a reverse DNS query
-    )
-    wsgi.start()
-    return Server(wsgi.server_port, wsgi)
+def _closed(now: Snapshot) -> int:
+    """Return how many windows all live workers have closed, none unless the run goes on."""
+    return now.recording.closed_windows(now.live_workers) if now.recording and now.running else 0
 
 
 def _last_window(now: Snapshot) -> Cells:
-    """Return the last window that all live workers have closed, empty unless the run goes on."""
-    closed = now.recording.closed_windows(now.live_workers) if now.recording and now.running else 0
+    closed = _closed(now)
     return now.recording.window(closed - 1) if now.recording and closed else {}
 
 
@@ -224,15 +202,15 @@ def _add_all(target: Cells, source: Cells) -> None:
             target[key] = Cell(histograms, cell.counters.copy())
 
 
-def _faults(recording: Recording) -> dict[str, int]:
+def _faults(recording: Recording, watch: Watch) -> dict[str, int]:
     """Return what is counted per worker, once there is anything that could have gone wrong.
 
     From then on 0 is told as well: an alert on the first error needs the series before it.
     """
-    if not recording.totals:
+    if not recording.totals_of(()):
         return {}
-    all_gauges = recording.gauges.values()
-    errors, late = sum(g.plugin_errors for g in all_gauges), sum(g.late for g in all_gauges)
+    workers = watch.seen(recording).values()
+    errors, late = sum(seen.plugin_errors for seen in workers), sum(seen.late for seen in workers)
     return {"plugin_errors": errors, "late_samples": late}
 
 
@@ -249,6 +227,36 @@ def _gauges(now: Snapshot, run: Cells) -> Iterator[Metric]:
     for labels, number in in_flight.items():
         family.add_metric(labels, number)
     yield family
+
+
+def _fidelity(now: Snapshot, watch: Watch) -> Iterator[Metric]:
+    """Yield whether to believe the run so far; absent before its first token."""
+    if now.recording is None:
+        return
+    seen = fidelity_of(now.recording, now.limits, watch.seen(now.recording))
+    if not seen["token_events"]:
+        return
+    help_text = "Whether the run so far is limited by the generator (1) or not (0)."
+    limited = bool(fidelity.faults(seen, now.limits))
+    yield GaugeMetricFamily("vllm_locust_generator_limited", help_text, limited)
+    for name, (source, help_text) in _RUN_SHARES.items():
+        if seen[source] is not None:
+            yield GaugeMetricFamily(f"vllm_locust_{name}", help_text, seen[source])
+
+
+def _workers(now: Snapshot) -> Iterator[Metric]:
+    """Yield what each live worker was like in the last window that all of them have closed."""
+    closed = _closed(now)
+    if now.recording is None or not closed:
+        return
+    gauges = {worker: now.recording.gauges.get((worker, closed - 1)) for worker in now.live_workers}
+    seen = {worker: seen_in([g], now.recording.window_ns).figures() for worker, g in gauges.items() if g is not None}
+    for name, (source, help_text) in _WORKER.items():
+        family = GaugeMetricFamily(f"vllm_locust_worker_{name}", help_text, labels=["worker"])
+        for worker, figures in seen.items():
+            if figures[source] is not None:
+                family.add_metric([worker], figures[source])
+        yield family
 
 
 def _counters(lifetime: Cells, faults: Counter[str]) -> Iterator[Metric]:

@@ -78,7 +78,10 @@ class Generator:
         wanted = self.recorder is not None and self.recorder.itl_wanted
         self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, start_ns, now_ns)
         self.recorder.itl_wanted = wanted
-        hub().take_longest_away_ns()
+        loop = hub()
+        loop.take_longest_away_ns()
+        loop.take_stalled_ns()
+        loop.core_wait.take_ns()
 
     def harvest(self) -> None:
         """Take what is new from all streams in slices, so that the next `tick` is short."""
@@ -88,6 +91,10 @@ class Generator:
 
     def tick(self, users: int) -> Report:
         """Harvest, and return what the master does not know yet."""
+        self._tick(users)
+        return self.report()
+
+    def _tick(self, users: int) -> None:
         assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
         loop = hub()
         self.recorder.tick(
@@ -96,9 +103,10 @@ class Generator:
             unparsed_ns=self._client.oldest_unparsed_ns,
             users=users,
             away_ns=loop.take_longest_away_ns(),
+            stalled_ns=loop.take_stalled_ns(),
+            core_wait_ns=loop.core_wait.take_ns(),
         )
         loop.rest(self.recorder.take_gaps_ns())
-        return self.report()
 
     def report(self) -> Report:
         """Return what the master does not know yet, without looking for more."""
@@ -117,6 +125,7 @@ class Generator:
             self._client.cut_all()
             while self._client.in_flight:
                 gevent.sleep(0.001)
+        self._tick(users=0)
         self.recorder.finish(time.monotonic_ns())
         self.run.phase = Phase.FINISHED
         return self.report()

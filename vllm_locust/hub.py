@@ -18,9 +18,14 @@ import numpy.typing as npt
 from gevent.hub import Waiter
 from gevent.monkey import get_original
 
+from vllm_locust.cpu import CoreWait
+
 READ_BYTES = 65_536
 TOGETHER_NS = 20_000
 """Two clocks read within this were read together: many times what reading them takes."""
+
+STALL_NS = 50_000_000
+"""A loop that is away for so long has stalled: a sweep over a thousand sockets, a tick or a collection take less."""
 
 _GATHER_NS = 250_000_000
 """How long bytes wait for more of their stream where nobody is in a hurry: parsed together, they cost about half."""
@@ -55,8 +60,9 @@ class Hub:
     def __init__(self) -> None:
         self._turned = gevent.get_hub()  # kept, since it is known by its id
         self._loop = self._turned.loop
-        self.buffers = (memoryview(bytearray(READ_BYTES)),)
+        self.buffer = memoryview(bytearray(READ_BYTES))
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
+        self.buffers = (self.buffer,)
         self.reads = 0
         """How many reads the sweep in hand has made; whoever reads counts here."""
         self.unstamped = 0
@@ -71,7 +77,8 @@ class Hub:
         """What is read in this sweep was stamped later than this."""
         self.away_ns = 0
         """How long the loop had been away when it polled for this sweep."""
-        self._longest_away_ns = 0
+        self._longest_away_ns = self._stalled_ns = 0
+        self.core_wait = CoreWait()
         self._rest_s = 0.0
         self._due: deque[Callable[[], None]] = deque()
         self._gathered: deque[tuple[int, Callable[[], None]]] = deque()
@@ -108,6 +115,8 @@ class Hub:
             if time.monotonic_ns() - self.swept_ns <= TOGETHER_NS:
                 break
         self.wall_ns = wall_ns - self.swept_ns
+        # A process that had no core when its poll ended was away as well, and has not noticed.
+        self.away_ns += self.core_wait.look(self.swept_ns)
 
     def _polls(self) -> None:
         reads, self.reads = self.reads, 0
@@ -115,21 +124,26 @@ class Hub:
             self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
         else:
             self._most_reads = reads + 1
-        more = self._work()
-        if self._rest_s and not more:
-            _sleep(self._rest_s)
+        if self._due or self._gathered:
+            self._work()
+        # What was done may have called back into gevent, which has looked at its callbacks already.
+        more = self._due or self._loop._callbacks or self._gathered_is_due()  # noqa: SLF001 - it has no public one
+        if more:
+            self._go_on.start(_nothing)
+        else:
+            self._go_on.stop()
+            if self._rest_s:
+                _sleep(self._rest_s)
         now_ns = self._polled_ns = time.monotonic_ns()
         self.oldest_ns = self.complete_ns - _PATH_NS
         self.away_ns = now_ns - self._whole_ns
-        self._longest_away_ns = max(self._longest_away_ns, now_ns - self.swept_ns)
+        turn_ns = now_ns - self.swept_ns
+        self._longest_away_ns = max(self._longest_away_ns, turn_ns)
+        self._stalled_ns += turn_ns if turn_ns >= STALL_NS else 0
 
-    def _work(self) -> bool:
-        """Do what is due, for a slice each; returns whether there is more, which the poll will not wait for."""
-        due, gathered = self._due, self._gathered
-        if not due and not gathered:
-            self._go_on.stop()
-            return False
-        now_ns = time.monotonic_ns()
+    def _work(self) -> None:
+        """Do what is due and parse what has gathered, for a slice each."""
+        due, gathered, now_ns = self._due, self._gathered, time.monotonic_ns()
         until_ns = now_ns + _SLICE_NS
         while due and now_ns < until_ns:
             due.popleft()()
@@ -138,16 +152,11 @@ class Hub:
         while gathered and gathered[0][0] <= now_ns < until_ns:
             gathered.popleft()[1]()
             now_ns = time.monotonic_ns()
-        # gevent ran its own callbacks before this; the poll would make those wait that came since.
-        callbacks = bool(self._loop._callbacks)  # noqa: SLF001 - it has no public one
-        more = bool(due) or callbacks or (bool(gathered) and gathered[0][0] <= now_ns)
-        if more:
-            self._go_on.start(_nothing)
-        else:
-            self._go_on.stop()
         if not gathered:
             self._look.stop()
-        return more
+
+    def _gathered_is_due(self) -> bool:
+        return bool(self._gathered) and self._gathered[0][0] <= time.monotonic_ns()
 
     def rest(self, gaps_ns: npt.NDArray[np.int64]) -> None:
         """Rest between sweeps from now on, as far as the gaps of the last second leave room for it.
@@ -167,6 +176,11 @@ class Hub:
         """Return the longest time for which the loop was away since the last call."""
         longest_ns, self._longest_away_ns = self._longest_away_ns, 0
         return longest_ns
+
+    def take_stalled_ns(self) -> int:
+        """Return how long the loop has been away since the last call, in stretches of `STALL_NS` and longer."""
+        stalled_ns, self._stalled_ns = self._stalled_ns, 0
+        return stalled_ns
 
 
 def _nothing() -> None:

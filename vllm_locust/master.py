@@ -165,8 +165,10 @@ class Master:
                 member.finished = True
         elif self._before is not None and self._before.merge(report) and member is not None and msg.data["last"]:
             member.reset = True
-        ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
-        self._runner.send_message(ACK, ack, msg.node_id)
+        # Whatever is not final will have changed by the next report, and travels again in any case.
+        if msg.data["last"] or any(window.sealed for window in report.windows):
+            ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
+            self._runner.send_message(ACK, ack, msg.node_id)
 
     def _on_refused(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         name, version = msg.data["worker"], msg.data["version"]

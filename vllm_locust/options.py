@@ -34,5 +34,13 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
     option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
     option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
+    what = "Most that 1 percent of the token times may be uncertain by, of the median gap"
+    option("--max-uncertainty", metavar="SHARE", help=f"{what}; default: 5%%")
+    what = "Most of a core that a worker may use in any window"
+    option("--max-generator-cpu", metavar="SHARE", help=f"{what}; default: 90%%")
+    what = "Most of the time for which a worker needs a core that it may wait for one"
+    option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 25%%")
+    what = "Most of the time that a worker's event loop may stall"
+    option("--max-stalled", metavar="SHARE", help=f"{what}; default: 1%%")
     option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
     parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)

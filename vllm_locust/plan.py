@@ -11,9 +11,10 @@ from typing import Any
 
 from vllm_locust import scenario
 from vllm_locust.errors import InputError
+from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
 from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
-from vllm_locust.quantity import NS_PER_S, duration_s, format_list
+from vllm_locust.quantity import NS_PER_S, duration_s, format_list, share
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import Scenario
 from vllm_locust.users import StreamUser, task_tags
@@ -35,6 +36,7 @@ class Plan:
     endpoints: dict[str, str]
     parts: tuple[str, ...]
     """Labels that will have requests, in the order of the files."""
+    generator_limits: Limits = DEFAULTS
     remarks: tuple[str, ...] = field(default=())
 
 
@@ -111,8 +113,16 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         hash=scenario.digest(encoded),
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         parts=parts,
+        generator_limits=generator_limits(options),
         remarks=tuple(remarks),
     )
+
+
+def generator_limits(options: Any) -> Limits:  # noqa: ANN401 - an argparse namespace
+    """Return how far the generator may be off; what the user did not set is the default."""
+    texts = {name: getattr(options, flag.removeprefix("--").replace("-", "_")) for name, flag in FLAGS.items()}
+    given = {name: share(text, where=FLAGS[name]) for name, text in texts.items() if text not in (None, "")}
+    return Limits(**given, given=tuple(given))
 
 
 def _has_work(plan: Scenario, tags: tuple[str, ...], exclude: tuple[str, ...]) -> bool:

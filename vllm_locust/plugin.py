@@ -29,6 +29,7 @@ from locust.runners import MasterRunner, Runner, WorkerRunner
 from vllm_locust import (
     __version__,
     exporter,
+    listener,
     options,
     plan,
     progress,
@@ -40,6 +41,7 @@ from vllm_locust import (
 )
 from vllm_locust.cluster import TICK_S
 from vllm_locust.errors import ExitCode, InputError
+from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.generator import generator_of
 from vllm_locust.master import Master
 from vllm_locust.quantity import duration_s
@@ -144,11 +146,13 @@ class Plugin:
         self._finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
         results.check_writable(self._results)
         self._exporter = exporter.Exporter(self._snapshot)
-        port = _port(self._options.prometheus_port)
+        port = listener.port_of(self._options.prometheus_port)
         if port:
-            exporter.serve(self._exporter, port)
+            listener.serve(self._exporter.registry, port)
             self._metrics = f"http://localhost:{port}/metrics"
             logger.info("metrics are at %s", self._metrics)
+        if environment.web_ui is not None:
+            webui.add_tab(environment.web_ui, lambda: (self._master.recording, self._limits))
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios
@@ -296,6 +300,7 @@ class Plugin:
             },
             expected_workers=[member.name for member in master.members.values()],
             missing_workers=master.missing,
+            generator_limits=prepared.generator_limits,
             ended_early=early,
             remarks=[*prepared.remarks, *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks)],
         )
@@ -317,12 +322,16 @@ class Plugin:
 
     def _update_rows(self) -> None:
         if self._master.recording is not None:
-            webui.update_rows(self._environment.stats, self._master.recording.totals)
+            webui.update_rows(self._environment.stats, self._master.recording.totals_of(webui.METRICS))
 
     def _progress_line(self) -> str:
         master = self._master
         assert master.recording is not None  # noqa: S101 - a run is on
         return progress.line(master.recording, time.monotonic_ns() - master.start_ns, master.live_workers)
+
+    @property
+    def _limits(self) -> Limits:
+        return self._master.plan.generator_limits if self._master.plan else DEFAULTS
 
     def _snapshot(self) -> exporter.Snapshot:
         master = self._master
@@ -333,17 +342,8 @@ class Plugin:
             users=self._runner.user_count if running else 0,
             workers=len(master.live_workers) if running else 0,
             live_workers=master.live_workers,
+            limits=self._limits,
         )
-
-
-def _port(value: str | int) -> int:
-    try:
-        port = int(value)
-    except ValueError:
-        port = -1
-    if not 0 <= port < 65536:  # noqa: PLR2004
-        raise InputError(f"--prometheus-port is {value!r}, expected 0 to 65535; 0 turns the metrics off")
-    return port
 
 
 events.init_command_line_parser.add_listener(options.add_options)

@@ -10,7 +10,7 @@ from vllm_locust.timeline import Outcome
 
 def line(recording: Recording, age_ns: int, live_workers: Iterable[str]) -> str:
     """Return the line; a window is closed once every worker that takes part has sealed it."""
-    so_far = total(recording.totals.values())
+    so_far = total(recording.totals_of(()).values())
     ended = _ended(so_far)
     in_flight = so_far.counters.get("sent", 0) - sum(ended.values())
     failed = sum(number for outcome, number in ended.items() if outcome.failed)

@@ -1,4 +1,4 @@
-"""Durations, rates and counts as people write them: `300ms`, `5m`, `1.2 s`, `8,000`.
+"""Durations, rates, counts and shares as people write them: `300ms`, `5m`, `1.2 s`, `8,000`, `5%`.
 
 Parsing accepts what printing produces. Inside the program a duration is a float of seconds or an integer of
 nanoseconds; the unit is in the name.
@@ -33,6 +33,18 @@ def duration_s(text: str | float, *, where: str = "duration") -> float:
     if not parts or position < len(stripped):
         raise InputError(f"{where}: {text!r} is not a duration; write it like 300ms, 30s, 5m or 1m30s")
     return total_s
+
+
+def share(text: str | float, *, where: str = "share") -> float:
+    """Parse `5%` or `0.05` into a share from 0 to 1; `where` names the key or flag in the error."""
+    number, percent, rest = str(text).strip().partition("%")
+    try:
+        value = float(number) / (100 if percent else 1)
+    except ValueError:
+        value = math.nan
+    if not 0 <= value <= 1 or rest:
+        raise InputError(f"{where}: {text!r} is not a share; write it like 5% or 0.05, from 0% to 100%")
+    return value
 
 
 def format_duration(seconds: float | None) -> str:

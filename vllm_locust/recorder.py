@@ -83,7 +83,7 @@ class Recorder:
         self.seq = 0
         """Number of the last report."""
         self._in_flight = 0
-        self._changed_ns = start_ns if joined_ns is None else joined_ns
+        self._changed_ns = self._ticked_ns = start_ns if joined_ns is None else joined_ns
         self._cpu_ns = time.process_time_ns()
 
     # Requests
@@ -106,21 +106,33 @@ class Recorder:
 
     def _flight(self, now_ns: int, change: int) -> None:
         """Add to the integral of the streams in flight, split at the ends of windows, and change their number."""
-        while self._changed_ns < now_ns:
-            index = self._index(self._changed_ns)
-            until_ns = min(now_ns, self.start_ns + (index + 1) * self._window_ns)
-            if index == self._windows_of_run:
-                until_ns = now_ns
-            gauges = self._window_of(index).gauges
-            gauges.in_flight_ns += self._in_flight * (until_ns - self._changed_ns)
+        for gauges, length_ns in self._pieces(self._changed_ns, now_ns):
+            gauges.in_flight_ns += self._in_flight * length_ns
             gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
             gauges.in_flight_last = self._in_flight
-            gauges.span_ns += until_ns - self._changed_ns
-            self._changed_ns = until_ns
+            gauges.span_ns += length_ns
+        self._changed_ns = max(self._changed_ns, now_ns)
         self._in_flight += change
         gauges = self._window_at(now_ns).gauges
         gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
         gauges.in_flight_last = self._in_flight
+
+    def _pieces(self, since_ns: int, until_ns: int) -> Iterator[tuple[Gauges, int]]:
+        """Split a stretch of time at the ends of windows; yields the gauges and the length of each piece."""
+        while since_ns < until_ns:
+            index = self._index(since_ns)
+            end_ns = min(until_ns, self.start_ns + (index + 1) * self._window_ns)
+            if index == self._windows_of_run:
+                end_ns = until_ns
+            yield self._window_of(index).gauges, end_ns - since_ns
+            since_ns = end_ns
+
+    def _spend(self, now_ns: int) -> None:
+        """Share out the CPU time since the last tick over the windows of that time."""
+        before_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
+        for gauges, length_ns in self._pieces(self._ticked_ns, now_ns):
+            gauges.cpu_ns += round((self._cpu_ns - before_ns) * length_ns / (now_ns - self._ticked_ns))
+        self._ticked_ns = max(self._ticked_ns, now_ns)
 
     def note_plugin_error(self) -> None:
         """Count an error of ours, which has been logged."""
@@ -165,20 +177,32 @@ class Recorder:
 
     # Harvest
 
-    def tick(self, now_ns: int, *, swept_ns: int, unparsed_ns: int | None, users: int, away_ns: int) -> None:
+    def tick(  # noqa: PLR0913 - what the event loop and the client know
+        self,
+        now_ns: int,
+        *,
+        swept_ns: int,
+        unparsed_ns: int | None,
+        users: int,
+        away_ns: int,
+        stalled_ns: int = 0,
+        core_wait_ns: int | None = None,
+    ) -> None:
         """Take what is new, note the gauges, and seal what is complete.
 
         Everything that arrived before `swept_ns` has been read; `unparsed_ns` is when the oldest bytes arrived that
-        nobody has parsed, `away_ns` the longest time for which the loop was away since the last tick.
+        nobody has parsed, `away_ns` the longest time for which the loop was away since the last tick, `stalled_ns` the
+        sum of all long ones, and `core_wait_ns` that of its long waits for a core.
         """
         held_ns = self.harvest()
         self._flight(now_ns, 0)
+        self._spend(now_ns)
         gauges = self._window_at(now_ns).gauges
-        cpu_ns = time.process_time_ns()
-        gauges.cpu_ns += cpu_ns - self._cpu_ns
-        self._cpu_ns = cpu_ns
         gauges.users_last = users
         gauges.loop_lag_ns = max(gauges.loop_lag_ns, away_ns)
+        gauges.stalled_ns += stalled_ns
+        if core_wait_ns is not None:
+            gauges.core_wait_ns = (gauges.core_wait_ns or 0) + core_wait_ns
         complete_ns = min(ns for ns in (swept_ns, unparsed_ns, held_ns) if ns is not None)
         self._seal(self._index(complete_ns))
 

@@ -5,20 +5,22 @@ gauges. Every number that anyone is shown is a sum over some slice of it.
 
 Reporting is state-based: a report carries, for each window that changed, the window's whole state with a sequence
 number, and the master replaces what it held for (worker, window) if the number is higher. A lost, repeated, reordered
-or late report therefore changes nothing. A sealed state is final and is folded into its window at once, so a day
-costs memory per window, not per window and worker; a window that its worker has not sealed counts all the same.
-Running totals are moved by the difference of two states; nothing is summed again at a scrape.
+or late report therefore changes nothing. A sealed state is final and is folded into its window and the totals at once,
+so a day costs memory per window, not per window and worker. A window that its worker has not sealed counts all the
+same: its state is kept as it came, and added when somebody looks. For a window is reported as often as it is long in
+seconds, and the next report replaces all of it: adding each, and taking it out again, is what a master cannot afford.
 
 What it does not do: keep samples, know what a metric means, or look at a clock.
 """
 
-from collections.abc import Iterable
+import zlib
+from collections.abc import Container, Iterable
 from typing import Any
 
 import msgspec
 
 from vllm_locust.cell import Cell, Cells, Key, merge_cells
-from vllm_locust.histogram import Histogram
+from vllm_locust.histogram import Histogram, Planes
 
 FORMAT = 1
 """Version of the encoding, on the wire and in run files; another one is refused."""
@@ -41,6 +43,11 @@ class Gauges(msgspec.Struct, array_like=True, kw_only=True):
     late: int = 0
     """Samples that belong to an older window, which had been sealed already."""
     plugin_errors: int = 0
+    core_wait_ns: int | None = None
+    """How long the sending thread was ready to run and had no core, in waits of `cpu.LONG_WAIT_NS` and longer; absent
+    where the system does not say."""
+    stalled_ns: int = 0
+    """Sum of the times, of `hub.STALL_NS` and longer each, for which the event loop was away."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -74,10 +81,10 @@ class Mark(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WireHistogram(msgspec.Struct, array_like=True):
-    """A histogram as it travels: occupied buckets as steps from one to the next, which mostly fit a byte."""
+    """A histogram as it travels."""
 
-    steps: list[int]
-    counts: list[int]
+    planes: Planes
+    count: int
     sum: int
     min: int | None
     max: int | None
@@ -118,14 +125,25 @@ class Report(msgspec.Struct, kw_only=True):
 _REPORT_DECODER = msgspec.msgpack.Decoder(Report)
 
 
+_LARGE_BYTES = 32_768
+"""From here on a report is compressed, to a third or less: many buckets with little in them. It takes some 0.5 ms of a
+worker's loop, which common reports, half as large, are better off without."""
+_ZLIB = b"\x78"
+"""First byte of compressed data (RFC 1950, section 2.2); that of a report, a map of msgpack, is another."""
+
+
 def encode_report(report: Report) -> bytes:
     """Encode a report for Locust's messages, which carry bytes unharmed."""
-    return msgspec.msgpack.encode(report)
+    data = msgspec.msgpack.encode(report)
+    return data if len(data) < _LARGE_BYTES else zlib.compress(data, level=1)
 
 
 def decode_report(data: bytes) -> Report:
     """Decode a report; raises `ValueError` for bytes that are no report of this format."""
-    report = _REPORT_DECODER.decode(data)
+    try:
+        report = _REPORT_DECODER.decode(zlib.decompress(data) if data[:1] == _ZLIB else data)
+    except zlib.error as error:
+        raise ValueError(f"a compressed report that cannot be read: {error}") from None
     if report.format != FORMAT:
         raise ValueError(f"report of format {report.format}, this is format {FORMAT}")
     return report
@@ -145,22 +163,24 @@ def to_wire(cells: Cells) -> list[WireCell]:
 
 def from_wire(cells: Iterable[WireCell]) -> Cells:
     """Turn what travelled back into cells."""
-    return {c.key: Cell({m: _unpack(h) for m, h in c.histograms.items()}, c.counters) for c in cells}
+    result: Cells = {}
+    _add(result, cells)
+    return result
 
 
 def _pack(histogram: Histogram) -> WireHistogram:
-    ranked = sorted(histogram.buckets.items())
-    indices = [index for index, _ in ranked]
-    steps = [index - before for before, index in zip([0, *indices], indices, strict=False)]
-    return WireHistogram(steps, [n for _, n in ranked], histogram.sum, histogram.min, histogram.max)
+    return WireHistogram(histogram.planes(), histogram.count, histogram.sum, histogram.min, histogram.max)
 
 
-def _unpack(wire: WireHistogram) -> Histogram:
-    buckets, index = {}, 0
-    for step, number in zip(wire.steps, wire.counts, strict=True):
-        index += step
-        buckets[index] = number
-    return Histogram(buckets, sum(wire.counts), wire.sum, wire.min, wire.max)
+def _add(target: Cells, cells: Iterable[WireCell], metrics: Container[str] | None = None) -> None:
+    """Add what travelled to cells, all of it or only histograms of these metrics."""
+    for wire in cells:
+        cell = target.setdefault(wire.key, Cell())
+        for metric, h in wire.histograms.items():
+            if metrics is None or metric in metrics:
+                cell.histogram(metric).merge_planes(h.planes, h.count, h.sum, h.min, h.max)
+        for name, number in wire.counters.items():
+            cell.count(name, number)
 
 
 class Recording:
@@ -172,14 +192,14 @@ class Recording:
         self.window_ns = window_ns
         self.length_ns: int | None = None
         """How long the run lasted, once that is known."""
-        self.totals: Cells = {}
         self.gauges: dict[tuple[str, int], Gauges] = {}
         self.failures: dict[tuple[str, str, str, int], Failure] = {}
         self.marks: list[Mark] = []
         self.stale = 0
         """Reports of an older run or epoch that came and were dropped."""
+        self._sealed_totals: Cells = {}
         self._folded: dict[int, Cells] = {}
-        self._open: dict[tuple[str, int], Cells] = {}
+        self._open: dict[tuple[str, int], list[WireCell]] = {}
         self._seqs: dict[tuple[str, int], int] = {}
         self._sealed: dict[str, int] = {}
 
@@ -203,18 +223,28 @@ class Recording:
         place = (worker, state.index)
         if state.index < self._sealed[worker] or state.seq <= self._seqs.get(place, -1):
             return
-        new, old = from_wire(state.cells), self._open.get(place, {})
-        for key, cell in new.items():
-            self.totals.setdefault(key, Cell()).replace(old.get(key, _NO_CELL), cell)
         self.gauges[place] = state.gauges
         if state.sealed:
             self._open.pop(place, None)
             self._seqs.pop(place, None)
-            merge_cells(self._folded.setdefault(state.index, {}), new)
+            _add(self._folded.setdefault(state.index, {}), state.cells)
+            _add(self._sealed_totals, state.cells)
             self._sealed[worker] = state.index + 1
         else:
-            self._open[place] = new
+            self._open[place] = state.cells
             self._seqs[place] = state.seq
+
+    @property
+    def totals(self) -> Cells:
+        """Everything so far, added up anew."""
+        return self.totals_of()
+
+    def totals_of(self, metrics: Container[str] | None = None) -> Cells:
+        """Everything so far, added up anew; given metrics, no histograms but theirs, which is that much cheaper."""
+        cells = {key: cell.copy(metrics) for key, cell in self._sealed_totals.items()}
+        for part in self._open.values():
+            _add(cells, part, metrics)
+        return cells
 
     @property
     def workers(self) -> list[str]:
@@ -245,12 +275,12 @@ class Recording:
         merge_cells(cells, self._folded.get(index, {}))
         for (_, open_index), part in self._open.items():
             if open_index == index:
-                merge_cells(cells, part)
+                _add(cells, part)
         return cells
 
     def gauges_of(self, index: int) -> dict[str, Gauges]:
         """Return the gauges of each worker in one window."""
-        return {worker: gauges for (worker, i), gauges in self.gauges.items() if i == index}
+        return {worker: self.gauges[worker, index] for worker in self._sealed if (worker, index) in self.gauges}
 
     def save(self) -> dict[str, Any]:
         """Return all of it as values that JSON can carry."""
@@ -270,9 +300,6 @@ class Recording:
         }
 
 
-_NO_CELL = Cell()
-
-
 def windows_of(length_ns: int, window_ns: int) -> int:
     """Return how many windows a length has, a partial last one included."""
     return -(-length_ns // window_ns)
@@ -287,7 +314,7 @@ def load(saved: dict[str, Any]) -> Recording:
     for window in saved["windows"]:
         cells = from_wire(msgspec.convert(window["cells"], list[WireCell]))
         recording._folded[window["index"]] = cells  # noqa: SLF001 - a second constructor
-        merge_cells(recording.totals, cells)
+        merge_cells(recording._sealed_totals, cells)  # noqa: SLF001
     for worker, index, *values in saved["gauges"]:
         recording.gauges[worker, index] = msgspec.convert(values, Gauges)
         recording._sealed[worker] = max(index + 1, recording._sealed.get(worker, 0))  # noqa: SLF001

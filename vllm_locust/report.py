@@ -11,12 +11,13 @@ and marked. Nothing here computes a number: `vllm_locust.summary` sums up and `v
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vllm_locust import fidelity
 from vllm_locust.quantity import format_count, format_duration, format_rate, format_share
 from vllm_locust.results import Run
 from vllm_locust.summary import Meta, Summary
 from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, MARK, Column, labelled, printable, table, width_of, wrapped
 from vllm_locust.timeline import METRICS, Metric, Outcome, Unit
-from vllm_locust.verdict import exit_code, fidelity_line, findings
+from vllm_locust.verdict import exit_code, findings
 
 _ABSENT = "–"
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
@@ -156,7 +157,7 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         *labelled("Tokens", _token_notes(summary["total"])),
         *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
         *labelled("Remarks", [*meta.remarks, *_worker_remarks(summary["fidelity"]["workers"])]),
-        *labelled("Fidelity", [fidelity_line(summary)]),
+        *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
         *labelled("Verdict", verdicts or ["ok"]),
     ]
 
@@ -217,7 +218,11 @@ def _token_notes(total: Summary) -> Iterator[str]:
     if counts["estimated"]:
         yield f"{counts['estimated']:,} requests without usage: their events are counted as tokens"
     if counts["coalesced"]:
-        yield f"{counts['coalesced']:,} requests came in two pieces at most (a buffering proxy?): no gaps"
+        share = format_share(counts["coalesced"], sum(total["outcomes"].values()))
+        yield (
+            f"{counts['coalesced']:,} requests ({share}) were gathered on their way (a buffering proxy?) and came in "
+            "two pieces at most: their gaps, tpot and itl_max are left out"
+        )
     if counts["short_outputs"]:
         yield f"{counts['short_outputs']:,} answers shorter than asked for"
 
@@ -258,18 +263,31 @@ def _metric_table(metric: Metric, rows: Sequence[tuple[str, Summary]], title: st
     return [f"{metric.name} [{unit}]: {metric.title}{title}", *table(heads, cells)]
 
 
+_WORKER_HEADS = (
+    Column("", "worker"),
+    Column("away", "[ms]"),
+    Column("CPU [%]", "mean"),
+    Column("CPU [%]", "max"),
+    Column("no core", "[%]"),
+    Column("stalled", "[%]"),
+    Column("", "streams"),
+    Column("", "late"),
+    Column("", "errors"),
+)
+_WORKER_SHARES = ("cpu_share", "cpu_share_max", "core_wait_share", "stalled_share")
+
+
 def _worker_table(workers: Summary) -> list[str]:
-    names = ("worker", "away [ms]", "CPU mean [%]", "CPU max [%]", "streams", "late", "errors")
     rows = [
         [
             printable(worker, COLUMNS),
             _number(1e3 * seen["loop_lag_s"], 9),
-            *(_number(seen[key] and 100 * seen[key], 9) for key in ("cpu_share", "cpu_share_max")),
+            *(_number(seen[key] and 100 * seen[key], 6) for key in _WORKER_SHARES),
             *(_number(seen[key], 9) for key in ("in_flight_peak", "late", "plugin_errors")),
         ]
         for worker, seen in workers.items()
     ]
-    return table([Column("", name) for name in names], rows) if rows else []
+    return table(_WORKER_HEADS, rows) if rows else []
 
 
 def _versions(meta: Meta) -> list[str]:

@@ -6,16 +6,18 @@ tokens and counts are of all phases; so are rates and streams in flight, but onl
 """
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_locust.cell import Cell, Cells, select, total
+from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
-from vllm_locust.recording import Failure, Gauges, Recording
+from vllm_locust.recording import Failure, Recording
 from vllm_locust.timeline import CUT, METRICS, Outcome, Unit
+from vllm_locust.workers import Seen, all_seen
 
 PERCENTILES = {"p50": 0.50, "p90": 0.90, "p95": 0.95, "p99": 0.99}
 COUNTS = ("estimated", "coalesced", "short_outputs", "heartbeats", "comments", "reconnects")
@@ -26,7 +28,7 @@ Summary = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Meta:
-    """What a run was, for people and for comparisons; no number is computed from it."""
+    """What a run was, for people and for comparisons; no number is computed from it, but the limits are applied."""
 
     name: str = "run"
     run: str = ""
@@ -54,6 +56,8 @@ class Meta:
     """Workers that took part and whose final data are missing."""
     ended_early: bool = False
     remarks: list[str] = field(default_factory=list)
+    generator_limits: Limits = DEFAULTS
+    """What `fidelity` is judged by, now and later."""
 
 
 def summary(recording: Recording, meta: Meta) -> Summary:
@@ -70,7 +74,7 @@ def summary(recording: Recording, meta: Meta) -> Summary:
             for name in dict.fromkeys([*meta.parts, *found])
         },
         "failures": _failures(recording),
-        "fidelity": _fidelity(recording),
+        "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
     }
 
 
@@ -197,32 +201,33 @@ def _failure(kind: tuple[str, str, str, int], number: int, known: Failure | None
     }
 
 
-def _fidelity(recording: Recording) -> Summary:
+def fidelity_of(recording: Recording, limits: Limits, workers: dict[str, Seen]) -> Summary:
+    """Return how far to trust the numbers: of token times, and of each worker, as it was seen."""
     steady = total(select(recording.totals, phase="steady"))
     stamped, unstamped = steady.counters.get("stamped", 0), steady.counters.get("unstamped", 0)
-    by_worker: dict[str, list[Gauges]] = defaultdict(list)
-    for (worker, _), gauges in sorted(recording.gauges.items(), key=lambda item: item[0]):
-        by_worker[worker].append(gauges)
+    uncertainty = steady.histograms.get("uncertainty", Histogram())
+    gap_ns, gap = _typical_gap(steady)
+    bounds_ns = [] if gap_ns is None else [limits.uncertainty * gap_ns]
     lags = {name: _metric(steady.histograms.get(name), Unit.SECONDS) for name in ("read_lag", "uncertainty")}
     return {
+        "token_events": sum(cell.counters.get("token_events", 0) for cell in recording.totals.values()),
         "stamped_share": _ratio(stamped, stamped + unstamped),
+        "uncertain_share": next(
+            (_ratio(uncertainty.count - sure, uncertainty.count) for sure in uncertainty.count_at_most(bounds_ns)), None
+        ),
+        "gap": {"name": gap, "s": _seconds(gap_ns)},
         **{name: {key: lag[key] for key in ("p50", "p99", "max")} for name, lag in lags.items()},
-        "workers": {worker: _worker(windows, recording.window_ns) for worker, windows in by_worker.items()},
+        "workers": {worker: seen.figures() for worker, seen in workers.items()},
     }
 
 
-def _worker(windows: list[Gauges], window_ns: int) -> Summary:
-    # A window that has hardly begun says more of the resolution of the CPU clock than of the load.
-    shares = [g.cpu_ns / g.span_ns for g in windows if g.span_ns * 10 >= max(window_ns, 1)]
-    mean = _ratio(sum(gauges.cpu_ns for gauges in windows), sum(gauges.span_ns for gauges in windows))
-    return {
-        "loop_lag_s": _seconds(max(gauges.loop_lag_ns for gauges in windows)),
-        "cpu_share": mean,
-        "cpu_share_max": max(shares, default=mean),
-        "late": sum(gauges.late for gauges in windows),
-        "plugin_errors": sum(gauges.plugin_errors for gauges in windows),
-        "in_flight_peak": max(gauges.in_flight_peak for gauges in windows),
-    }
+def _typical_gap(steady: Cell) -> tuple[float | None, str]:
+    """Return what uncertainty is held against: the median gap, or what is left where that is 0 or absent."""
+    gaps = steady.histograms.get("itl", Histogram())
+    for value_ns, name in ((gaps.percentile(0.5), "median gap"), (gaps.mean, "mean gap")):
+        if value_ns:
+            return value_ns, name
+    return steady.histograms.get("ttft", Histogram()).percentile(0.5), "median TTFT"
 
 
 def _ended(cell: Cell) -> Iterator[tuple[str, int, int]]:

@@ -3,7 +3,7 @@
 Reads happen in the hub: one persistent watcher per connection whose callback does nothing but `recvmsg` and append;
 parsing waits for its greenlet, which in the middle of an answer is woken for several reads at once (`vllm_locust.hub`).
 
-TLS: ciphertext is read and stamped in the hub, decrypted in the greenlet through a `MemoryBIO`.
+TLS: ciphertext is read, stamped and decrypted in the hub, through a `MemoryBIO`: where a body ends can be seen then.
 
 What it does not do: redirects, retries, proxies, HTTP/2.
 """
@@ -16,12 +16,12 @@ from collections.abc import Callable
 from typing import Any
 
 import gevent
-import msgspec
 
 from vllm_locust.hub import READ_BYTES, hub
 from vllm_locust.origin import Origin
 from vllm_locust.stamp import ANCILLARY_BYTES, SO_TIMESTAMPNS, Read, read_of
 from vllm_locust.tcp import connect, send_all
+from vllm_locust.tls import Tls
 
 _QUEUE_BYTES = 4_194_304
 """Bytes that may wait for parsing on one connection; beyond, its socket is not read until they are parsed."""
@@ -43,14 +43,17 @@ class CutError(BaseException):
 class Connection:
     """One open connection; a single greenlet uses it at a time."""
 
-    def __init__(self, origin: Origin, connect_timeout_s: float) -> None:
-        """Open it; raises `OSError` (of which `ssl.SSLError` and a time-out are kinds)."""
+    def __init__(self, origin: Origin, connect_timeout_s: float, session: ssl.SSLSession | None = None) -> None:
+        """Open it; raises `OSError` (of which `ssl.SSLError` and a time-out are kinds).
+
+        A TLS session of an earlier connection spares its handshake a round of certificates.
+        """
         self._hub = hub()
         self._reads: deque[Read] = deque()
         self._queued = 0
         self._full = False
         self._waiter: gevent.Greenlet | None = None
-        self._broken: Exception | None = None
+        self._broken: OSError | None = None
         self._ended = False
         self.until_ns: int | None = None
         """When the caller gives up waiting, whatever comes."""
@@ -69,7 +72,7 @@ class Connection:
         self._loop = gevent.get_hub().loop
         self._watcher = self._loop.io(self._sock.fileno(), 1)
         self._watcher.start(self._readable)
-        self._tls: ssl.SSLObject | None = None
+        self.tls: Tls | None = None
         # Many connections open at once where many users begin.
         try:
             self._hub.pause()
@@ -77,7 +80,7 @@ class Connection:
             self.close()
             raise
         if origin.tls is not None:
-            self._handshake(origin.tls, origin.host, connect_timeout_s)
+            self._handshake(Tls(origin.tls, origin.host, session), connect_timeout_s)
 
     def _readable(self) -> None:
         """Take what has arrived; runs in the hub, once per sweep."""
@@ -85,31 +88,38 @@ class Connection:
         hub.reads += 1
         try:
             size, ancillary, _, _ = self._recvmsg_into(hub.buffers, ANCILLARY_BYTES)
+            data = hub.buffer[:size].tobytes()  # half the cost of `bytes`
+            if size and self.tls is not None and self.tls.established:
+                data = self.tls.decrypt(data, hub.buffer)
+                self._ended = self.tls.closed
         except BlockingIOError:
             return
         except OSError as error:
             self._broken = error
             self._watcher.stop()
         else:
-            if size:
+            if data:
                 self._heard_ns = hub.swept_ns
-                data = bytes(hub.buffers[0][:size])
                 self._reads.append(read_of(data, ancillary, hub))
-                self._queued += size
+                self._queued += len(data)
                 if self._queued > _QUEUE_BYTES:
                     self._full = True
                     self._watcher.stop()
-                # Where a ciphertext's body ends cannot be seen.
-                if self.patient and self._tls is None and self._queued < READ_BYTES and not data.endswith(_LAST_CHUNK):
-                    if not self._gathering:
-                        self._gathering = True
-                        hub.gather(self._gathered)
+                if self.patient and self._queued < READ_BYTES and not data.endswith(_LAST_CHUNK):
+                    self._gather()
                     return
+            elif size and not self._ended:
+                return  # half a record, or one that is no data
             else:
                 self._ended = True
                 self._watcher.stop()
         if self._waiter is not None:
             hub.soon(self._wake)
+
+    def _gather(self) -> None:
+        if not self._gathering:
+            self._gathering = True
+            self._hub.gather(self._gathered)
 
     def _gathered(self) -> None:
         if self._gathering:
@@ -158,14 +168,7 @@ class Connection:
                 if self._full and self._queued <= _QUEUE_BYTES // 2 and not self._finished:
                     self._full = False
                     self._watcher.start(self._readable)
-                if self._tls is None:
-                    return read
-                plain = self._decrypt(read.data)
-                if plain is None:
-                    return None
-                if plain:
-                    return msgspec.structs.replace(read, data=plain)
-                continue
+                return read
             if self._broken is not None:
                 raise ConnectionLostError(str(self._broken))
             if self._ended:
@@ -208,10 +211,7 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Send all of it; raises `ConnectionLostError`."""
         try:
-            if self._tls is not None:
-                self._tls.write(data)
-                data = self._outgoing.read()
-            send_all(self._sock, data)
+            send_all(self._sock, data if self.tls is None else self.tls.encrypt(data))
         except OSError as error:
             raise ConnectionLostError(str(error)) from None
 
@@ -225,22 +225,19 @@ class Connection:
         self._sock.close()
         self._ended = True
 
-    def _handshake(self, context: ssl.SSLContext, host: str, timeout_s: float) -> None:
-        self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-        tls = context.wrap_bio(self._incoming, self._outgoing, server_hostname=host)
+    def _handshake(self, tls: Tls, timeout_s: float) -> None:
+        self.tls = tls
         self.wait_until(time.monotonic_ns() + round(timeout_s * 1e9))
         try:
-            while True:
-                try:
-                    tls.do_handshake()
-                    break
-                except ssl.SSLWantReadError:
-                    send_all(self._sock, self._outgoing.read())
-                    read = self.read()
-                    if read is None:
-                        raise OSError("the server closed the connection in the TLS handshake") from None
-                    self._incoming.write(read.data)
-            send_all(self._sock, self._outgoing.read())
+            send_all(self._sock, tls.handshake(b""))
+            while not tls.established:
+                read = self.read()
+                if read is None:
+                    raise OSError("the server closed the connection in the TLS handshake")  # noqa: TRY301
+                send_all(self._sock, tls.handshake(read.data))
+            # What came right behind the handshake is still ciphertext: tickets for a later session.
+            while self._reads:
+                tls.decrypt(self._reads.popleft().data, self._hub.buffer)
         except SilenceError:
             self.close()
             raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None
@@ -251,23 +248,6 @@ class Connection:
             self.close()
             raise
         self.wait_until(None)
-        self._tls = tls
-
-    def _decrypt(self, data: bytes) -> bytes | None:
-        """Return the plaintext that ciphertext completed, None when the peer closed."""
-        assert self._tls is not None  # noqa: S101 - only called on a TLS connection
-        self._incoming.write(data)
-        plain: list[bytes] = []
-        try:
-            while True:
-                piece = self._tls.read(READ_BYTES)
-                if not piece:
-                    return b"".join(plain) or None
-                plain.append(piece)
-        except ssl.SSLWantReadError:
-            return b"".join(plain)
-        except ssl.SSLError as error:
-            raise ConnectionLostError(str(error)) from None
 
 
 class Pool:
@@ -277,8 +257,13 @@ class Pool:
         self.origin = origin
         self._keep_alive = keep_alive
         self._idle: list[Connection] = []
+        self._session: ssl.SSLSession | None = None
         self.stale = 0
         """How many idle connections turned out to be of no more use."""
+
+    def open(self, timeout_s: float) -> Connection:
+        """Open a new connection; raises `OSError`."""
+        return Connection(self.origin, timeout_s, self._session)
 
     def take(self) -> Connection | None:
         """Return an idle connection that the server has not closed, if there is one."""
@@ -292,6 +277,8 @@ class Pool:
 
     def give(self, connection: Connection) -> None:
         """Keep a connection whose response has been read to its end."""
+        if connection.tls is not None:
+            self._session = connection.tls.session
         if self._keep_alive and connection.idle:
             connection.wait_until(None)
             connection.patient = False

@@ -13,6 +13,8 @@ With `--broken` only every fourth stream ends well; see `Ending`. With `--stay` 
 there and one when the last stream has ended, and the emitter stays until its input ends, and leaves further requests
 unanswered.
 
+With `--certificate` it speaks TLS; requests are then stamped by the clock alone.
+
 Whatever does not ask for a stream gets an answer that keeps clients going: a list of one model, or an error. While
 streams run, a connection that has served one is not looked at.
 """
@@ -21,6 +23,7 @@ import argparse
 import json
 import select
 import socket
+import ssl
 import struct
 import sys
 import time
@@ -126,7 +129,14 @@ class Request:
 
     def read(self) -> bool:
         """Read what is there, and tell whether the request is complete; raises `EOFError` at the end."""
-        data, ancillary, _, _ = self.sock.recvmsg(65_536, 64)
+        if isinstance(self.sock, ssl.SSLSocket):
+            try:
+                self.sock.do_handshake()  # nothing once it is done
+                data, ancillary = self.sock.recv(65_536), []
+            except ssl.SSLWantReadError:
+                return False
+        else:
+            data, ancillary, _, _ = self.sock.recvmsg(65_536, 64)
         if not data:
             raise EOFError
         self.received += data
@@ -161,7 +171,9 @@ def _header(head: bytes, name: str) -> str | None:
 class Emitter:
     """Accepts the streams and turns the wheel."""
 
-    def __init__(self, streams: int, rate: float, tokens: int, *, broken: bool = False) -> None:
+    def __init__(
+        self, streams: int, rate: float, tokens: int, *, broken: bool = False, tls: ssl.SSLContext | None = None
+    ) -> None:
         self.streams: list[Stream] = []
         self.late = array("q")
         """How late each token event was, all but the first of a stream; in nanoseconds."""
@@ -171,6 +183,7 @@ class Emitter:
         self._turn_ns = round(1e9 / rate)
         self._tokens = tokens
         self._broken = broken
+        self._tls = tls
         self._unanswered: list[socket.socket] = []
         self._epoll = select.epoll()
         self._listener = socket.create_server((HOST, 0), backlog=max(streams, 4096))
@@ -262,6 +275,8 @@ class Emitter:
                 return
             sock.settimeout(0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._tls is not None:
+                sock = self._tls.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
             self._expect(sock)
 
     def _expect(self, sock: socket.socket) -> None:
@@ -304,6 +319,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, required=True, help="token events of each stream")
     parser.add_argument("--truth", type=Path, required=True, help="file for the times of emission")
     parser.add_argument("--arrivals", type=Path, help="file for the times of arrival of the requests")
+    parser.add_argument("--certificate", type=Path, help="file with a certificate and its key, for TLS")
     parser.add_argument("--broken", action="store_true", help="let three of four streams break")
     parser.add_argument(
         "--stay", action="store_true", help="say when streams begin and end, and stay until the input ends"
@@ -315,7 +331,11 @@ def main() -> None:
     options = _arguments()
     # Linux sleeps 50 µs longer than asked unless told otherwise.
     Path("/proc/self/timerslack_ns").write_text("1")
-    emitter = Emitter(options.streams, options.rate, options.tokens, broken=options.broken)
+    tls = None
+    if options.certificate:
+        tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        tls.load_cert_chain(options.certificate)
+    emitter = Emitter(options.streams, options.rate, options.tokens, broken=options.broken, tls=tls)
     print(emitter.port, flush=True)
     emitter.wait()
     if options.stay:

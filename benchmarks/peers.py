@@ -22,7 +22,7 @@ from figures import Figures, figures
 
 _DOCUMENT = Path(__file__).parent.parent / "docs" / "fidelity.md"
 _BEGIN, _END = "<!-- figures of make bench-peers -->\n", "<!-- end of figures -->\n"
-_POINTS = tuple(point for point in bench.POINTS if point.streams > 100)
+_POINTS = tuple(point for point in bench.POINTS if point.streams > 100 and not point.tls)
 _BROKEN = tools.Load(100, 47, 24, broken=True)
 _SUCCESSES = "streams called a success"
 _WHOLE = ("events/s", "CPU, % of a core", "others' CPU on its core, %", "peak memory, MiB", _SUCCESSES)

@@ -107,7 +107,6 @@ def test_case_40_a_worker_whose_loop_is_blocked_is_named_in_the_report_the_run_f
             output = " ".join(running.master.output.split())
             line = fidelity_of(running.master.output)
     assert line.startswith("limited by the generator: "), line
-    assert "something blocks its event loop: a task or a listener that computes" in line
     assert re.search(r"the event loop of worker 2 .*stalled for \d\d % of the time", line), line
     assert "(the limit is --max-stalled 2%)" in output
     run_file = saved(tmp_path)

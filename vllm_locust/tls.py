@@ -31,17 +31,18 @@ class Tls:
         self._tls.write(plaintext)
         return self._outgoing.read()
 
-    def decrypt(self, ciphertext: bytes, buffer: memoryview) -> bytes:
+    def decrypt(self, ciphertext: memoryview, buffer: memoryview) -> bytes:
         """Return the plaintext that ciphertext completed, by way of a buffer; raises `ssl.SSLError`."""
         self._incoming.write(ciphertext)
         plaintext = b""
         try:
             while not self.closed:
                 size: int = self._tls.read(READ_BYTES, buffer)  # type: ignore[assignment] # bytes without a buffer
-                plaintext += buffer[:size].tobytes()
                 self.closed = not size
                 if not self._incoming.pending:  # most reads are one record, and to ask for more costs an exception
-                    break
+                    piece = buffer[:size].tobytes()
+                    return plaintext + piece if plaintext else piece
+                plaintext += buffer[:size].tobytes()
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:

@@ -88,9 +88,11 @@ class Connection:
         hub.reads += 1
         try:
             size, ancillary, _, _ = self._recvmsg_into(hub.buffers, ANCILLARY_BYTES)
-            data = hub.buffer[:size].tobytes()  # half the cost of `bytes`
-            if size and self.tls is not None and self.tls.established:
-                data = self.tls.decrypt(data, hub.buffer)
+            read = hub.buffer[:size]
+            if self.tls is None or not size or not self.tls.established:
+                data = read.tobytes()  # half the cost of `bytes`
+            else:
+                data = self.tls.decrypt(read, hub.buffer)
                 self._ended = self.tls.closed
         except BlockingIOError:
             return
@@ -237,7 +239,7 @@ class Connection:
                 send_all(self._sock, tls.handshake(read.data))
             # What came right behind the handshake is still ciphertext: tickets for a later session.
             while self._reads:
-                tls.decrypt(self._reads.popleft().data, self._hub.buffer)
+                tls.decrypt(memoryview(self._reads.popleft().data), self._hub.buffer)
         except SilenceError:
             self.close()
             raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from emitter import DONE, REF, Answer, Emitter, Tokens, finish, script, token, usage
-from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_locust import body as body_module
@@ -28,7 +28,7 @@ HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding
 LAST = b"0\r\n\r\n"
 BASE_NS = 1 << 62
 """Long after any clock of this machine, so that no time of a read is before its request."""
-MANY = settings(max_examples=300, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=200, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 
 
 def framed(payload: bytes) -> bytes:
@@ -200,8 +200,8 @@ def test_what_fits_is_one_event_that_says_what_the_pattern_says(data: st.DataObj
         data.draw(st.sampled_from([event(said), event(said).replace(b"\n", b"\r\n"), b": c\n" + event(said)]))
     )
     pattern = learnt(taught)
-    assume(pattern is not None)
-    assert pattern is not None
+    if pattern is None:
+        return
     assert pattern.fits(taught)
     for _ in range(5):
         other = data.draw(with_another_text(taught))
@@ -291,12 +291,10 @@ class Scripted:
     idle = patient = False
     tls = None
 
-    def __init__(self, reads: list[Read], end: Exception | None) -> None:
-        self._reads, self._end = deque(reads), end
+    def __init__(self, reads: list[Read]) -> None:
+        self._reads = deque(reads)
 
     def read(self) -> Read | None:
-        if not self._reads and self._end is not None:
-            raise self._end
         return self._reads.popleft() if self._reads else None
 
     def send(self, data: bytes) -> None:
@@ -316,7 +314,7 @@ def followed(reads: list[bytes], lessons: int) -> dict[str, Any]:
     stamped = [Read(data, BASE_NS + i * 1_000_003, i, 10_000 * i, i % 5 != 3) for i, data in enumerate(reads)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_LESSONS", lessons)
-        client._attempt(timeline, Scripted(stamped, None), b"", None, reused=False)  # type: ignore[arg-type]
+        client._attempt(timeline, Scripted(stamped), b"", None, reused=False)  # type: ignore[arg-type]
     said = {field.name: getattr(timeline, field.name) for field in fields(timeline) if field.name != "called_ns"}
     said["sent_ns"] = None
     said["choices"] = {

@@ -33,8 +33,8 @@ _LOOK_S = 0.05
 """How often the loop turns at least while something gathers."""
 _SLICE_NS = 500_000
 """How long one turn does what is due, and parses what has gathered: reads wait for so long, and have their stamps."""
-_EVENTS_OF_A_POLL = 48
-"""A poll of libev tells of 64 descriptors at first, and of more once it was full; some are none of ours."""
+_EVENTS_OF_A_POLL = 64
+"""A poll of libev tells of so many descriptors at first, and of more once it was full."""
 _PATH_NS = 1_000_000
 """A segment is stamped before it lies in its socket: microseconds before, longer where soft interrupts are put off."""
 
@@ -67,7 +67,9 @@ class Hub:
         """How many reads the sweep in hand has made; whoever reads counts here."""
         self.unstamped = 0
         """How many reads, since the last `rest`, had no stamp that can be believed."""
-        self._most_reads = _EVENTS_OF_A_POLL
+        self._events = 0
+        """How many events the last poll told of, at least; timers are among them."""
+        self._poll_size = _EVENTS_OF_A_POLL
         self.wall_ns = 0
         """The wall clock less the monotonic one, of this sweep."""
         self.complete_ns = time.monotonic_ns()
@@ -110,6 +112,7 @@ class Hub:
         self._gathered.append((self.swept_ns + _GATHER_NS, parse))
 
     def _sweeps(self) -> None:
+        self._events = self._loop.pendingcnt
         for _ in range(10):
             self.swept_ns, wall_ns = time.monotonic_ns(), time.time_ns()
             if time.monotonic_ns() - self.swept_ns <= TOGETHER_NS:
@@ -119,11 +122,11 @@ class Hub:
         self.away_ns += self.core_wait.look(self.swept_ns)
 
     def _polls(self) -> None:
-        reads, self.reads = self.reads, 0
-        if reads < self._most_reads:
+        if self._events < self._poll_size:
             self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
         else:
-            self._most_reads = reads + 1
+            self._poll_size = max(self._poll_size, self.reads + 1)
+        self.reads = 0
         if self._due or self._gathered:
             self._work()
         # What was done may have called back into gevent, which has looked at its callbacks already.

@@ -76,7 +76,11 @@ class Body:
         self.read = read
         self._lessons = _LESSONS
         timeline.response_bytes += len(read.data)
-        note(timeline, pattern.delta, read.at_ns)
+        part = pattern.delta.parts[0]
+        if part.reasoning or timeline.content_ns is None:
+            note(timeline, pattern.delta, read.at_ns)
+        else:  # what else a note would take down is there already
+            timeline.token_event(part.choice, read.at_ns, 0)
         timeline.token_reads += 1
         self._events_before += 1
         uncertainty_ns = STAMP_RESOLUTION_NS if read.stamped else max(read.away_ns, STAMP_RESOLUTION_NS)

@@ -46,6 +46,8 @@ _REST_OF_SHORT_GAP = 4
 read, and those which do are not uncertain by much."""
 
 _FEW_GAPS = 200
+_READS_OF_A_REST = 2
+"""A rest for fewer reads than this costs more than it spares."""
 
 _sleep = get_original("time", "sleep")
 
@@ -171,7 +173,7 @@ class Hub:
             places = (gaps_ns.size // 100, gaps_ns.size // 2)
             short_ns, typical_ns = np.partition(gaps_ns, places)[list(places)]
             rest_s = min(_REST_NS, typical_ns / _REST_OF_TYPICAL_GAP, short_ns / _REST_OF_SHORT_GAP) / 1e9
-            if gaps_ns.size * rest_s >= 1:
+            if gaps_ns.size * rest_s >= _READS_OF_A_REST:
                 self._rest_s = rest_s
 
     def take_longest_away_ns(self) -> int:

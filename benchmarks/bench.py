@@ -81,7 +81,7 @@ def generate(target: str, streams: int, tokens: int) -> dict[str, Any]:
     return {
         "cpu_s": cpu_s,
         "unstamped": sum(cell.counters.get("unstamped", 0) for cell in recording.totals.values()),
-        "bytes": peak_bytes - before_bytes,
+        "bytes": peak_bytes - before_bytes - _kept_bytes(timelines),
         "lost": sum(not _whole(timeline, tokens) for timeline in timelines),
         "outcomes": sorted({f"{t.outcome}: {t.message}" for t in timelines}),
         "times": {t.request_id: [t.first_ns, t.gaps_ns().tolist()] for t in timelines if t.events},
@@ -121,6 +121,11 @@ def _tick_for_ever(generator: Generator, users: int, reports: list[bytes]) -> No
         reports.append(encode_report(report))
         assert generator.recorder is not None
         generator.recorder.acknowledge(report.seq)
+
+
+def _kept_bytes(timelines: list[Timeline]) -> int:
+    """Return what the times take that are kept for the comparison alone."""
+    return sum(sys.getsizeof(choice.kept) for timeline in timelines for choice in timeline.choices.values())
 
 
 def _whole(timeline: Timeline, tokens: int) -> bool:

@@ -40,6 +40,7 @@ LAYERS = [
         "body",
         "client",
         "tally",
+        "harvest",
         "recorder",
         "generator",
         "probe",

@@ -10,7 +10,6 @@ A reset starts a new recorder; timelines that began under the old one end there,
 """
 
 import time
-from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -21,8 +20,9 @@ import numpy.typing as npt
 
 from vllm_locust import tally
 from vllm_locust.cell import Cell, Cells, Key
+from vllm_locust.harvest import Harvest, count_reads
 from vllm_locust.recording import Failure, Gauges, Report, WindowState, to_wire
-from vllm_locust.timeline import Choice, Timeline
+from vllm_locust.timeline import Timeline
 
 _SLICE = 50
 """How many timelines are harvested without a pause: half a millisecond."""
@@ -243,15 +243,15 @@ class Recorder:
         return held_ns
 
     def _take(self, timelines: "list[tuple[Timeline, _Progress]]") -> int | None:
-        gaps: dict[Key, _Gaps] = defaultdict(_Gaps)
+        harvests: dict[Key, Harvest] = defaultdict(Harvest)
         held_ns: int | None = None
         for timeline, progress in timelines:
             self._take_instants(timeline, progress)
-            oldest_ns = self._take_tokens(timeline, gaps[progress.key])
+            oldest_ns = harvests[progress.key].take(timeline, keep=self.itl_wanted)
             if oldest_ns is not None and timeline.outcome is None:
                 held_ns = oldest_ns if held_ns is None else min(held_ns, oldest_ns)
-        for key, found in gaps.items():
-            self._file_gaps(key, found)
+        for key, harvest in harvests.items():
+            self._file(key, harvest)
         return held_ns
 
     def _take_instants(self, timeline: Timeline, progress: _Progress) -> None:
@@ -269,51 +269,23 @@ class Recorder:
             progress.first = True
             self._cell(progress.key, timeline.first_ns).histogram("ttft").add(timeline.first_ns - (sent_ns or 0))
 
-    def _take_tokens(self, timeline: Timeline, gaps: "_Gaps") -> int | None:
-        """Take new token events, and gaps where they are not held back; returns the time of the oldest one held."""
-        oldest_ns = None
-        release = not timeline.coalesced if timeline.outcome is not None else timeline.token_reads > 2  # noqa: PLR2004
-        for choice in timeline.choices.values():
-            if len(choice.times) > choice.counted:
-                gaps.events.extend(choice.times[choice.counted :])
-                choice.counted = len(choice.times)
-            if len(choice.times) > 1:
-                if release:
-                    self._release(timeline, choice, gaps)
-                else:
-                    oldest_ns = min(choice.times[0], oldest_ns or choice.times[0])
-        gaps.bundles.extend(timeline.bundles)
-        timeline.bundles.clear()
-        gaps.reads.extend(timeline.reads)
-        timeline.reads = array("q")
-        return oldest_ns
-
-    def _release(self, timeline: Timeline, choice: Choice, gaps: "_Gaps") -> None:
-        times = choice.times
-        gaps.times.extend(times)
-        gaps.stretches.append((timeline, len(times)))
-        if self.itl_wanted:
-            choice.kept.extend(times[bool(choice.kept) :])
-        choice.times = array("q", times[-1:])
-        choice.counted = 1
-
-    def _file_gaps(self, key: Key, gaps: "_Gaps") -> None:
+    def _file(self, key: Key, harvest: Harvest) -> None:
         """File the token events and gaps of one key under the windows of their (later) event."""
-        if gaps.events:
-            for window, events in self._by_window(np.frombuffer(gaps.events, np.int64)):
+        if harvest.events:
+            for window, events in self._by_window(np.frombuffer(harvest.events, np.int64)):
                 cell = window.cells.setdefault(key, Cell())
                 cell.count("token_events", events.size)
                 cell.count("tokens_received", events.size)
-        if gaps.bundles:
-            bundles = np.array(gaps.bundles, np.int64)
+        if harvest.bundles:
+            bundles = np.array(harvest.bundles, np.int64)
             for window, tokens in self._by_window(bundles[:, 0], bundles[:, 1]):
                 window.cells.setdefault(key, Cell()).count("tokens_received", int(tokens.sum()))
-        if gaps.reads:
-            reads = np.frombuffer(gaps.reads, np.int64).reshape(-1, 5)
+        if harvest.reads:
+            reads = np.frombuffer(harvest.reads, np.int64).reshape(-1, 5)
             for window, rows in self._by_window(reads[:, 0], reads):
-                _take_reads(rows, window.cells.setdefault(key, Cell()))
-        if gaps.times:
-            ends_ns, gaps_ns = gaps.due()
+                count_reads(rows, window.cells.setdefault(key, Cell()))
+        if harvest.times:
+            ends_ns, gaps_ns = harvest.gaps()
             self._gaps_ns.append(gaps_ns)
             for window, chosen in self._by_window(ends_ns, gaps_ns):
                 window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
@@ -380,40 +352,3 @@ class Recorder:
                 window.reported = None
                 if window.sealed:
                     del self._windows[index]
-
-
-@dataclass(slots=True)
-class _Gaps:
-    """What one harvest found for one key."""
-
-    events: "array[int]" = field(default_factory=lambda: array("q"))
-    times: "array[int]" = field(default_factory=lambda: array("q"))
-    """Token times whose gaps are due, of one choice after the other."""
-    stretches: list[tuple[Timeline, int]] = field(default_factory=list)
-    """Whose `times` these are, and how many, at least two of each."""
-    bundles: list[tuple[int, int]] = field(default_factory=list)
-    reads: "array[int]" = field(default_factory=lambda: array("q"))
-
-    def due(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-        """Return the times at which the gaps ended, and the gaps; notes the longest one in each timeline."""
-        times = np.frombuffer(self.times, np.int64)
-        values = np.diff(times)
-        lengths = np.array([number for _, number in self.stretches])
-        ends = np.cumsum(lengths)
-        seams = ends[:-1] - 1
-        values[seams] = 0  # from one stretch to the next is no gap
-        longest = np.maximum.reduceat(values, ends - lengths)
-        for (timeline, _), longest_ns in zip(self.stretches, longest.tolist(), strict=True):
-            timeline.longest_gap_ns = max(timeline.longest_gap_ns or 0, longest_ns)
-        return np.delete(times[1:], seams), np.delete(values, seams)
-
-
-def _take_reads(reads: npt.NDArray[np.int64], cell: Cell) -> None:
-    """Take what the reads of token events were like: rows as in `Timeline.reads`."""
-    events, lags, uncertainties, stamped = reads[:, 1], reads[:, 2], reads[:, 3], reads[:, 4] > 0
-    cell.histogram("uncertainty").add_array(np.repeat(uncertainties, events))
-    if stamped.any():
-        cell.histogram("read_lag").add_array(lags[stamped])
-    for name, number in (("stamped", int(events[stamped].sum())), ("unstamped", int(events[~stamped].sum()))):
-        if number:
-            cell.count(name, number)

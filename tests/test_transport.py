@@ -346,6 +346,35 @@ def test_a_stream_through_tls_has_the_times_of_its_sending(emitter: Emitter, pem
     assert min(late_ns) <= 10 * MS  # a machine that is busy now and then gives two pieces one time
 
 
+def test_a_new_connection_goes_on_with_the_session_of_an_earlier_one(emitter: Emitter, pem: Path) -> None:
+    server = emitter.serve(Answer(script(*REF)), certificate=pem)
+    client = tls_client(server, ca_file=pem)
+    first = client.pool.open(5.0)
+    assert first.tls is not None
+    assert not first.tls.resumed
+    client.pool.give(first)
+    assert stream(client).outcome is Outcome.OK  # on the first, whose answer brings the ticket of its session
+    with closing(client.pool.open(5.0)) as second:
+        assert second.tls is not None
+        assert second.tls.resumed
+    client.pool.close()
+
+
+def test_events_through_tls_wait_for_each_other_but_the_end_does_not(emitter: Emitter, pem: Path) -> None:
+    """Parsed in batches, as without TLS; the last chunk is seen at once, since bytes are decrypted where they are read."""
+    server = emitter.serve(numbered(40, 5), certificate=pem)
+    with closing(tls_client(server, ca_file=pem).pool.open(5.0)) as connection:
+        connection.send(ASK)
+        connection.patient = True
+        wakes, reads = 0, []
+        while (read := connection.read()) is not None:
+            reads.append(read)
+            wakes += not connection._reads
+    assert len(reads) >= 20
+    assert wakes < len(reads) / 2
+    assert all(read.stamped for read in reads) or sys.platform != "linux"
+
+
 def test_an_unknown_authority_is_a_failed_connection_that_says_why(emitter: Emitter, pem: Path) -> None:
     timeline = stream(tls_client(emitter.serve(Answer(script(*REF)), certificate=pem)))
     assert timeline.outcome is Outcome.CONNECT_FAILED

@@ -4,6 +4,7 @@ Cases are those of public reports; each names its source. What was measured is c
 really did, piece by piece: a time lies between the two readings of the clock around its sending.
 """
 
+import socket
 import sys
 import time
 import zlib
@@ -49,7 +50,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.client import Client, Limits
-from vllm_locust.origin import origin_of
+from vllm_locust.origin import Origin, origin_of
 from vllm_locust.timeline import Outcome, Timeline
 from vllm_locust.transport import Pool
 
@@ -1140,6 +1141,15 @@ def test_a_killed_user_is_a_cancelled_request_and_goes_on_dying(emitter: Emitter
     assert not client.in_flight
     assert stream(client).outcome is Outcome.OK
     assert server.replies(2)[1].connection == 1
+
+
+def test_a_server_that_does_not_read_its_request_is_a_first_token_timeout() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Limits(first_token_s=0.3), {})
+        timeline = Timeline("id", "short", "chat", monotonic_ns())
+        client.stream(timeline, b"x" * 24_000_000)
+    assert timeline.outcome is Outcome.FIRST_TOKEN_TIMEOUT
+    assert timeline.message == "no token within 0.3 s"
 
 
 def test_a_request_that_is_cut_while_it_waits_for_its_answer(emitter: Emitter) -> None:

@@ -430,6 +430,12 @@ def test_gaps_that_alternate_are_all_seen() -> None:
 
 
 @LINUX
+def test_there_is_no_rest_without_gaps() -> None:
+    assert rest_of(np.full(20_000, 20_000_000)) > 0
+    hub().rest()
+    assert hub()._rest_s == 0
+
+
 def test_a_rest_shifts_no_stamp_and_puts_off_nothing_for_ever(pairs: Pairs) -> None:
     pairs.open(3)
     hub().rest(np.full(50_000, 40 * MS))

@@ -436,7 +436,7 @@ def test_the_recording_is_that_of_the_definitions_whenever_ticks_and_reports_com
         last = max([*cells, *gauges])
         assert {i: plain(master.window(i)) for i in range(last + 1)} == {i: plain(cells[i]) for i in range(last + 1)}
         for index, expected in gauges.items():
-            (found,) = master.gauges_of(index).values()
+            (found,) = (gauges for (_, of), gauges in master.gauges.items() if of == index)
             assert (found.span_ns, found.in_flight_ns) == (expected.span_ns, expected.in_flight_ns)
             assert found.in_flight_peak == expected.in_flight_peak
     assert bench.recorder.in_flight == 0
@@ -884,7 +884,7 @@ def test_case_52_what_comes_after_the_stop_goes_behind_the_windows_of_the_run() 
     master.length_ns = 1500 * MS
     within = total(master.within().values())
     assert (within.counters["token_events"], "outcome|ok|200" in within.counters) == (3, False)
-    assert [master.gauges_of(i)["w1"].span_ns // MS for i in range(3)] == [1000, 500, 4200]
+    assert [master.gauges["w1", i].span_ns // MS for i in range(3)] == [1000, 500, 4200]
 
 
 def test_cpu_is_shared_out_over_the_windows_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -190,7 +190,7 @@ def test_reports_lost_repeated_reordered_or_late_change_nothing(script: list[Any
     assert [plain(master.window(i)) for i in range(50)] == [plain(cluster.truth(i)) for i in range(50)]
     for name, worker in workers.items():
         seen = {index: count_of(cells) for index, cells in worker.truth.items()}
-        assert {index: master.gauges_of(index)[name].late for index in seen} == seen
+        assert {index: master.gauges[name, index].late for index in seen} == seen
         assert master.closed_windows([name]) == worker.oldest_open
     assert master.closed_windows() == min(worker.oldest_open for worker in workers.values())
     assert master.stale == 0
@@ -357,7 +357,7 @@ def test_windows_in_which_nothing_happened_exist_and_are_empty() -> None:
     master.merge(report_of(state(0, {}), state(1, {}), state(2, one_sample())))
     assert master.window_count == 3
     assert master.window(1) == {}
-    assert list(master.gauges_of(1)) == ["w1"]
+    assert ("w1", 1) in master.gauges
 
 
 @given(

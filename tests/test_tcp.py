@@ -157,6 +157,20 @@ def test_a_greenlet_that_is_killed_while_it_connects_leaves_no_socket(full: int)
 # Writing to it
 
 
+def test_an_address_that_does_not_answer_leaves_time_for_the_next_one(
+    full: int, listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    number = port_of(listener)
+    resolving_to(monkeypatch, address("127.0.0.1", full), address("127.0.0.1", number))
+    with closing(connect("some-name", number, 2.0)) as sock:
+        assert sock.getpeername() == ("127.0.0.1", number)
+
+
+def test_a_peer_that_does_not_read_is_a_time_out(listener: socket.socket) -> None:
+    with closing(connect("127.0.0.1", port_of(listener), 5.0)) as sock, pytest.raises(TimeoutError):
+        send_all(sock, bytes(24_000_000), time.monotonic_ns() + 200_000_000)
+
+
 def test_more_than_any_buffer_holds_is_written_to_a_slow_reader_while_others_run(listener: socket.socket) -> None:
     data = Random(0).randbytes(24_000_000)
     with closing(connect("127.0.0.1", port_of(listener), 5.0)) as sock:
@@ -169,7 +183,7 @@ def test_more_than_any_buffer_holds_is_written_to_a_slow_reader_while_others_run
                 time.sleep(0.001)
             return read.hexdigest()
 
-        writing = gevent.spawn(send_all, sock, data)
+        writing = gevent.spawn(send_all, sock, data, None)
         gevent.sleep(0.02)
         assert not writing.dead, "it was written though nobody read: the test shows nothing"
         pool = ThreadPool(1)
@@ -188,7 +202,7 @@ def test_more_than_any_buffer_holds_is_written_to_a_slow_reader_while_others_run
 
 def test_nothing_is_written_where_there_is_nothing(listener: socket.socket) -> None:
     with closing(connect("127.0.0.1", port_of(listener), 5.0)) as sock:
-        send_all(sock, b"")
+        send_all(sock, b"", None)
         sock.shutdown(socket.SHUT_WR)
         peer, _ = listener.accept()
         with peer:
@@ -201,7 +215,7 @@ def test_a_greenlet_that_is_killed_while_it_writes_can_close_its_socket(listener
 
     def write() -> None:
         with closing(sock):
-            send_all(sock, bytes(24_000_000))
+            send_all(sock, bytes(24_000_000), None)
 
     writing = gevent.spawn(write)
     gevent.sleep(0.02)
@@ -218,7 +232,7 @@ def test_a_greenlet_that_is_killed_while_it_writes_can_close_its_socket(listener
 def test_a_peer_that_leaves_is_an_error_of_the_system(listener: socket.socket) -> None:
     with closing(connect("127.0.0.1", port_of(listener), 5.0)) as sock:
         peer, _ = listener.accept()
-        writing = gevent.spawn(send_all, sock, bytes(24_000_000))
+        writing = gevent.spawn(send_all, sock, bytes(24_000_000), None)
         gevent.sleep(0.02)
         peer.close()  # with bytes unread, which resets the connection
         with pytest.raises((ConnectionResetError, BrokenPipeError)):

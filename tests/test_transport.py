@@ -318,6 +318,20 @@ def test_a_closed_pool_keeps_nothing_open(emitter: Emitter) -> None:
     assert pool.take() is None
 
 
+@LINUX
+def test_more_than_one_read_takes_is_all_stamped(emitter: Emitter) -> None:
+    """What a read leaves in its socket is read in a later sweep, and is older than the sweep before that one."""
+    size = 300_000
+    answer = Answer([(10, b"x" * size)], framing=RAW, ending=CLOSE)
+    with closing(connect(emitter.serve(answer))) as connection:
+        connection.send(ASK)
+        time.sleep(0.3)  # blocks the loop until all of it is there
+        reads = read_all(connection)
+    assert sum(len(read.data) for read in reads) == size
+    assert len(reads) > 2, "it came in one read: the test shows nothing"
+    assert all(read.stamped for read in reads)
+
+
 # TLS
 
 
@@ -361,7 +375,7 @@ def test_a_new_connection_goes_on_with_the_session_of_an_earlier_one(emitter: Em
 
 
 def test_events_through_tls_wait_for_each_other_but_the_end_does_not(emitter: Emitter, pem: Path) -> None:
-    """Parsed in batches, as without TLS; the last chunk is seen at once, since bytes are decrypted where they are read."""
+    """Parsed in batches, as without TLS; the last chunk is seen at once: bytes are decrypted where they are read."""
     server = emitter.serve(numbered(40, 5), certificate=pem)
     with closing(tls_client(server, ca_file=pem).pool.open(5.0)) as connection:
         connection.send(ASK)

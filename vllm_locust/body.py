@@ -81,11 +81,14 @@ class Body:
             note(timeline, pattern.delta, read.at_ns)
         else:  # what else a note would take down is there already
             timeline.token_event(part.choice, read.at_ns, 0)
-        timeline.token_reads += 1
         self._events_before += 1
-        uncertainty_ns = STAMP_RESOLUTION_NS if read.stamped else max(read.away_ns, STAMP_RESOLUTION_NS)
-        timeline.reads.extend((read.at_ns, 1, read.lag_ns, uncertainty_ns, read.stamped))
+        self._note_read(1, shared=False)
         return True
+
+    @property
+    def sized(self) -> bool:
+        """Whether a length was announced, so that nothing in the last bytes tells that they are the last."""
+        return bool(self._response.header("content-length"))
 
     def plain(self) -> Iterable[bytes]:
         """Yield the pieces without the compression that some proxies apply whatever was asked for."""
@@ -97,15 +100,19 @@ class Body:
 
     def close_read(self) -> None:
         """Note what the read in hand brought, once all of it is parsed."""
-        timeline, read = self._timeline, self.read
+        timeline = self._timeline
         events = timeline.events - self._events_before
         if events:
             self._events_before = timeline.events
-            timeline.token_reads += 1
             # The stamp is that of the last segment, so whatever else came along may have come earlier.
-            shared = self._pieces > 1 or events > 1 or not read.stamped
-            uncertainty_ns = max(read.away_ns, STAMP_RESOLUTION_NS) if shared else STAMP_RESOLUTION_NS
-            timeline.reads.extend((read.at_ns, events, read.lag_ns, uncertainty_ns, read.stamped))
+            self._note_read(events, shared=self._pieces > 1 or events > 1)
+
+    def _note_read(self, events: int, *, shared: bool) -> None:
+        timeline, read = self._timeline, self.read
+        timeline.token_reads += 1
+        certain = read.stamped and not shared
+        uncertainty_ns = STAMP_RESOLUTION_NS if certain else max(read.away_ns, STAMP_RESOLUTION_NS)
+        timeline.reads.extend((read.at_ns, events, read.lag_ns, uncertainty_ns, read.stamped))
 
 
 def error_body(body: Body) -> bytes:

@@ -162,13 +162,12 @@ class Client:
         ).encode("latin-1") + body
 
     def _connect(self, timeline: Timeline) -> Connection | None:
-        began_ns = time.monotonic_ns()
         try:
             connection = self.pool.open(self.limits.connect_s)
         except OSError as error:
             timeline.end(Outcome.CONNECT_FAILED, time.monotonic_ns(), str(error) or type(error).__name__)
             return None
-        timeline.connect_ns = time.monotonic_ns() - began_ns
+        timeline.connect_ns = connection.connect_ns
         return connection
 
     def _exchange(
@@ -220,6 +219,7 @@ class Client:
                     note(timeline, delta, body.read.at_ns)
                     body.learn(data, delta)
                     if waiting and timeline.first_ns is not None:
+                        connection.patient = not body.sized
                         self._begun(timeline, connection, on_first_token)
         except (SilenceError, ConnectionLostError):
             if not done and error is None:
@@ -235,7 +235,6 @@ class Client:
     ) -> None:
         """Wait differently from the first token on, and tell who listens."""
         connection.wait_until(None, round(self.limits.idle_s * 1e9))
-        connection.patient = True
         if on_first_token is not None:
             on_first_token(timeline)
 

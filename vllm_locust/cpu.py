@@ -14,6 +14,7 @@ and longer; beside a process that never sleeps, nearly all of the waiting is in 
 
 _PATH = "/proc/thread-self/schedstat"
 _BYTES = 64
+_SHORT_TURNS = 16
 _fds: dict[int, int | None] = {}
 """Open files by native thread id, which a forked process does not share; absent where there is no such file."""
 
@@ -44,19 +45,23 @@ class CoreWait:
     def __init__(self) -> None:
         self._looked_ns = time.monotonic_ns()
         self._waited_ns = core_wait_ns()
-        self._sum_ns = 0
+        self._sum_ns = self._short = 0
 
     def look(self, now_ns: int) -> int:
         """Return how long the thread waited since the last look, 0 if for less than `LONG_WAIT_NS`.
 
-        The file is read only after turns that were long enough: no thousand times in a second, and hardly ever where
-        much happens.
+        The file is read only after turns that were long enough, and after some short ones, lest their waits add up.
         """
         passed_ns, self._looked_ns = now_ns - self._looked_ns, now_ns
-        if passed_ns < LONG_WAIT_NS or self._waited_ns is None:
+        if self._waited_ns is None:
+            return 0
+        if passed_ns < LONG_WAIT_NS:
+            self._short += 1
+            if self._short % _SHORT_TURNS == 0:
+                self._waited_ns = core_wait_ns()
             return 0
         before_ns, self._waited_ns = self._waited_ns, core_wait_ns()
-        # Short turns before this one may have waited, too.
+        # A few short turns before this one may have waited, too.
         waited_ns = 0 if self._waited_ns is None else min(self._waited_ns - before_ns, passed_ns)
         if waited_ns < LONG_WAIT_NS:
             return 0

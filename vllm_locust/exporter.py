@@ -143,9 +143,6 @@ class Exporter:
     def collect(self) -> Iterator[Metric]:
         """Yield every family that has samples, all of one moment."""
         now = self._snapshot()
-        if self._followed is not None and self._followed is not now.recording:
-            self.retire(self._followed)
-        self._followed = now.recording
         lifetime, faults, run = Cells(), self._base_faults.copy(), Cells()
         _add_all(lifetime, self._base)
         if now.recording is not None:
@@ -153,13 +150,23 @@ class Exporter:
             if not self._is_retired(now.recording):
                 _add_all(lifetime, run)
                 faults.update(_faults(now.recording, self._watch))
+        self._follow(now.recording, lifetime, faults)
         window = self._labelled(_last_window(now))
-        gauges = itertools.chain(_gauges(now, run), _fidelity(now, self._watch), _workers(now))
+        gauges = [*_gauges(now, run), *_fidelity(now, self._watch), *_workers(now)]
         totals = itertools.chain(_counters(lifetime, faults), _histograms(lifetime))
         for family in itertools.chain(gauges, totals, _summaries(lifetime, run, window)):
             if family.samples:
                 yield family
                 gevent.sleep(0)  # streams must be read while a long page is written; all is copied by now
+
+    def _follow(self, recording: Recording | None, lifetime: Cells, faults: Counter[str]) -> None:
+        """Add the recording before this one until its owner retires it: last reports of it may still come (a reset)."""
+        before = self._followed
+        if before is not None and before is not recording and not self._is_retired(before):
+            _add_all(lifetime, self._labelled(before.totals))
+            faults.update(_faults(before, self._watch))
+        else:
+            self._followed = recording
 
     def _is_retired(self, recording: Recording) -> bool:
         return (recording.run, recording.epoch) in self._retired
@@ -198,8 +205,7 @@ def _add_all(target: Cells, source: Cells) -> None:
         if key in target:
             target[key].merge(cell)
         else:
-            histograms = {metric: histogram.copy() for metric, histogram in cell.histograms.items()}
-            target[key] = Cell(histograms, cell.counters.copy())
+            target[key] = cell.copy()
 
 
 def _faults(recording: Recording, watch: Watch) -> dict[str, int]:

@@ -47,6 +47,7 @@ class Generator:
 
     def begin(self, start: Start) -> None:
         """Take part in a run; the master has sent the scenarios unless this process has had them."""
+        now_ns = time.monotonic_ns()
         if start.scenarios is not None:
             self._known = (start.scenario_hash, start.scenarios)
         assert self._known is not None and self._known[0] == start.scenario_hash  # noqa: S101, PT018 - see master
@@ -56,16 +57,16 @@ class Generator:
         if self._client is not None:
             self._client.pool.close()
         self._client = Client(Pool(origin, keep_alive=settings.keep_alive), Limits(), headers, prefix)
-        self._run_start_ns = time.monotonic_ns() - start.run_age_ns
-        self.new_epoch(start, start.epoch, start.run_age_ns - start.age_ns)
-        self.run.begin(start, decode_scenarios(self._known[1]))
-        self._begun.set()
         # A full collection looks at all that Locust ever made, or at all that a thousand streams have, and keeps the
         # loop away for longer than a token takes. Streams leave no garbage that only a collection finds.
         gc.unfreeze()
         gc.collect()
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
+        self._run_start_ns = now_ns - start.run_age_ns
+        self.new_epoch(start, start.epoch, start.run_age_ns - start.age_ns)
+        self.run.begin(start, decode_scenarios(self._known[1]))
+        self._begun.set()
 
     def refuse(self) -> None:
         """Take no part: users that wait for the run go."""
@@ -82,6 +83,7 @@ class Generator:
         loop.take_longest_away_ns()
         loop.take_stalled_ns()
         loop.core_wait.take_ns()
+        loop.rest()
 
     def harvest(self) -> None:
         """Take what is new from all streams in slices, so that the next `tick` is short."""
@@ -99,7 +101,7 @@ class Generator:
         loop = hub()
         self.recorder.tick(
             time.monotonic_ns(),
-            swept_ns=loop.complete_ns,
+            swept_ns=loop.oldest_ns,
             unparsed_ns=self._client.oldest_unparsed_ns,
             users=users,
             away_ns=loop.take_longest_away_ns(),
@@ -127,6 +129,7 @@ class Generator:
                 gevent.sleep(0.001)
         self._tick(users=0)
         self.recorder.finish(time.monotonic_ns())
+        hub().rest()
         self.run.phase = Phase.FINISHED
         return self.report()
 

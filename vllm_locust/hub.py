@@ -34,7 +34,10 @@ _LOOK_S = 0.05
 _SLICE_NS = 500_000
 """How long one turn does what is due, and parses what has gathered: reads wait for so long, and have their stamps."""
 _EVENTS_OF_A_POLL = 64
-"""A poll of libev tells of so many descriptors at first, and of more once it was full."""
+"""A poll of libev tells of so many descriptors at first, and of twice as many once it was full."""
+_FULL_POLLS = 5
+"""That many in a row that seem full have told of everything: what one leaves comes first in the next, and if they were
+full, the last told of a thousand. Else it was timers and sockets of others, which are among what is counted."""
 _PATH_NS = 1_000_000
 """A segment is stamped before it lies in its socket: microseconds before, longer where soft interrupts are put off."""
 
@@ -49,6 +52,8 @@ _FEW_GAPS = 200
 _READS_OF_A_REST = 2
 """A rest for fewer reads than this costs more than it spares."""
 
+_NO_GAPS = np.empty(0, np.int64)
+
 _sleep = get_original("time", "sleep")
 
 
@@ -61,17 +66,21 @@ class Hub:
 
     def __init__(self) -> None:
         self._turned = gevent.get_hub()  # kept, since it is known by its id
-        self._loop = self._turned.loop
+        self.loop = self._turned.loop
         self.buffer = memoryview(bytearray(READ_BYTES))
         """Where reads go first: bytes that a read makes itself leave holes behind, and memory per stream doubles."""
         self.buffers = (self.buffer,)
         self.reads = 0
         """How many reads the sweep in hand has made; whoever reads counts here."""
+        self.left = False
+        """Whether a socket still holds bytes that had arrived before the sweep in hand; whoever leaves some says so."""
         self.unstamped = 0
         """How many reads, since the last `rest`, had no stamp that can be believed."""
         self._events = 0
         """How many events the last poll told of, at least; timers are among them."""
         self._poll_size = _EVENTS_OF_A_POLL
+        self._full_polls = 0
+        """How many in a row seemed full."""
         self.wall_ns = 0
         """The wall clock less the monotonic one, of this sweep."""
         self.complete_ns = time.monotonic_ns()
@@ -86,11 +95,11 @@ class Hub:
         self._rest_s = 0.0
         self._due: deque[Callable[[], None]] = deque()
         self._gathered: deque[tuple[int, Callable[[], None]]] = deque()
-        self._look = self._loop.timer(_LOOK_S, repeat=_LOOK_S, ref=False)
-        self._go_on = self._loop.idle()
+        self._look = self.loop.timer(_LOOK_S, repeat=_LOOK_S, ref=False)
+        self._go_on = self.loop.idle()
         # Highest and lowest priority: first after the poll, last before it, when gevent's own callbacks have run.
-        self._check = self._loop.check(ref=False, priority=self._loop.MAXPRI)
-        self._prepare = self._loop.prepare(ref=False, priority=self._loop.MINPRI)
+        self._check = self.loop.check(ref=False, priority=self.loop.MAXPRI)
+        self._prepare = self.loop.prepare(ref=False, priority=self.loop.MINPRI)
         self._sweeps()
         self._check.start(self._sweeps)
         self._prepare.start(self._polls)
@@ -114,7 +123,7 @@ class Hub:
         self._gathered.append((self.swept_ns + _GATHER_NS, parse))
 
     def _sweeps(self) -> None:
-        self._events = self._loop.pendingcnt
+        self._events = self.loop.pendingcnt
         for _ in range(10):
             self.swept_ns, wall_ns = time.monotonic_ns(), time.time_ns()
             if time.monotonic_ns() - self.swept_ns <= TOGETHER_NS:
@@ -125,14 +134,17 @@ class Hub:
 
     def _polls(self) -> None:
         if self._events < self._poll_size:
-            self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
+            self._full_polls = 0
         else:
+            self._full_polls += 1
             self._poll_size = max(self._poll_size, self.reads + 1)
-        self.reads = 0
+        if not self.left and self._full_polls % _FULL_POLLS == 0:
+            self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
+        self.left, self.reads = False, 0
         if self._due or self._gathered:
             self._work()
         # What was done may have called back into gevent, which has looked at its callbacks already.
-        more = self._due or self._loop._callbacks or self._gathered_is_due()  # noqa: SLF001 - it has no public one
+        more = self._due or self.loop._callbacks or self._gathered_is_due()  # noqa: SLF001 - it has no public one
         if more:
             self._go_on.start(_nothing)
         else:
@@ -163,10 +175,10 @@ class Hub:
     def _gathered_is_due(self) -> bool:
         return bool(self._gathered) and self._gathered[0][0] <= time.monotonic_ns()
 
-    def rest(self, gaps_ns: npt.NDArray[np.int64]) -> None:
+    def rest(self, gaps_ns: npt.NDArray[np.int64] = _NO_GAPS) -> None:
         """Rest between sweeps from now on, as far as the gaps of the last second leave room for it.
 
-        Not where a sweep would read little more for it, nor where the clock is read in place of stamps.
+        Nor without gaps, where a sweep would read little more for it, or where the clock is read in place of stamps.
         """
         self._rest_s, unstamped, self.unstamped = 0.0, self.unstamped, 0
         if unstamped * 100 <= gaps_ns.size >= _FEW_GAPS:

@@ -144,6 +144,7 @@ class Plugin:
         self._metrics = ""
         self._results = Path(self._options.results)
         self._finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
+        plan.generator_limits(self._options)
         results.check_writable(self._results)
         self._exporter = exporter.Exporter(self._snapshot)
         port = listener.port_of(self._options.prometheus_port)

@@ -278,10 +278,6 @@ class Recording:
                 _add(cells, part)
         return cells
 
-    def gauges_of(self, index: int) -> dict[str, Gauges]:
-        """Return the gauges of each worker in one window."""
-        return {worker: self.gauges[worker, index] for worker in self._sealed if (worker, index) in self.gauges}
-
     def save(self) -> dict[str, Any]:
         """Return all of it as values that JSON can carry."""
         return {

@@ -181,7 +181,7 @@ def _in_flight(recording: Recording, length_s: float | None) -> Summary:
 def _failures(recording: Recording) -> list[Summary]:
     """Return each kind of failure with its count and one message, the most frequent first."""
     counts: Counter[tuple[str, str, str, int]] = Counter()
-    for key, cell in recording.totals.items():
+    for key, cell in recording.totals_of(()).items():
         for outcome, status, number in _ended(cell):
             counts[key.scenario, key.endpoint, outcome, status] += number
     kinds = [kind for kind in {**counts, **recording.failures} if _is_failure(kind[2])]
@@ -203,14 +203,15 @@ def _failure(kind: tuple[str, str, str, int], number: int, known: Failure | None
 
 def fidelity_of(recording: Recording, limits: Limits, workers: dict[str, Seen]) -> Summary:
     """Return how far to trust the numbers: of token times, and of each worker, as it was seen."""
-    steady = total(select(recording.totals, phase="steady"))
+    cells = recording.totals_of(("uncertainty", "read_lag", "itl", "ttft"))
+    steady = total(select(cells, phase="steady"))
     stamped, unstamped = steady.counters.get("stamped", 0), steady.counters.get("unstamped", 0)
     uncertainty = steady.histograms.get("uncertainty", Histogram())
     gap_ns, gap = _typical_gap(steady)
     bounds_ns = [] if gap_ns is None else [limits.uncertainty * gap_ns]
     lags = {name: _metric(steady.histograms.get(name), Unit.SECONDS) for name in ("read_lag", "uncertainty")}
     return {
-        "token_events": sum(cell.counters.get("token_events", 0) for cell in recording.totals.values()),
+        "token_events": sum(cell.counters.get("token_events", 0) for cell in cells.values()),
         "stamped_share": _ratio(stamped, stamped + unstamped),
         "uncertain_share": next(
             (_ratio(uncertainty.count - sure, uncertainty.count) for sure in uncertainty.count_at_most(bounds_ns)), None

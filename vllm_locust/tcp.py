@@ -19,11 +19,14 @@ _getaddrinfo: Any = get_original("socket", "getaddrinfo")
 def connect(host: str, port: int, timeout_s: float) -> Any:  # noqa: ANN401 - a socket, not gevent's
     """Open a connection to the first address of a host that accepts one, within so many seconds in all.
 
+    Each address gets an equal part of the time that is left, so that a dead one does not take all of it.
+
     Raises `OSError`, of which a time-out and a name that cannot be resolved are kinds.
     """
     until_s = time.monotonic() + timeout_s
     failure: OSError = OSError(f"{host} has no address")
-    for family, kind, protocol, _, address in _addresses(host, port):
+    addresses = _addresses(host, port)
+    for number, (family, kind, protocol, _, address) in enumerate(addresses):
         try:
             sock = Socket(family, kind, protocol)
         except OSError as error:  # a name may have addresses of a family that this machine does not speak
@@ -31,7 +34,7 @@ def connect(host: str, port: int, timeout_s: float) -> Any:  # noqa: ANN401 - a 
             continue
         sock.setblocking(False)  # noqa: FBT003
         try:
-            _connect(sock, address, until_s - time.monotonic())
+            _connect(sock, address, (until_s - time.monotonic()) / (len(addresses) - number))
         except OSError as error:
             sock.close()
             failure = error
@@ -43,14 +46,15 @@ def connect(host: str, port: int, timeout_s: float) -> Any:  # noqa: ANN401 - a 
     raise failure
 
 
-def send_all(sock: Any, data: bytes) -> None:  # noqa: ANN401
-    """Write all of it, waiting for room where there is none; raises `OSError`."""
+def send_all(sock: Any, data: bytes, until_ns: int | None) -> None:  # noqa: ANN401
+    """Write all of it, waiting for room until a monotonic instant; raises `OSError`, such as `TimeoutError`."""
     rest = memoryview(data)
     while rest:
         try:
             rest = rest[sock.send(rest) :]
         except BlockingIOError:
-            gevent.socket.wait_write(sock.fileno())
+            left_s = None if until_ns is None else max(0, until_ns - time.monotonic_ns()) / 1e9
+            gevent.socket.wait_write(sock.fileno(), timeout=left_s, timeout_exc=TimeoutError("timed out"))
 
 
 def _addresses(host: str, port: int) -> Any:  # noqa: ANN401 - as of getaddrinfo(3)

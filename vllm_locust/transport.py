@@ -64,23 +64,27 @@ class Connection:
         self._gathering = False
         self._heard_ns = time.monotonic_ns()
         self._timer: Any = None
+        began_ns = time.monotonic_ns()
         self._sock = connect(origin.host, origin.port, connect_timeout_s)
+        self.connect_ns = time.monotonic_ns() - began_ns
+        """How long opening took: the time for which it waited here, for its turn, is not in it."""
         self._sock.setsockopt(stdlib_socket.IPPROTO_TCP, stdlib_socket.TCP_NODELAY, 1)
         if SO_TIMESTAMPNS is not None:
             self._sock.setsockopt(stdlib_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._recvmsg_into: Callable[..., Any] = self._sock.recvmsg_into
-        self._loop = gevent.get_hub().loop
+        self._loop = self._hub.loop
         self._watcher = self._loop.io(self._sock.fileno(), 1)
         self._watcher.start(self._readable)
         self.tls: Tls | None = None
-        # Many connections open at once where many users begin.
         try:
-            self._hub.pause()
+            self._hub.pause()  # many connections open at once where many users begin
         except BaseException:
             self.close()
             raise
         if origin.tls is not None:
+            began_ns = time.monotonic_ns()
             self._handshake(Tls(origin.tls, origin.host, session), connect_timeout_s)
+            self.connect_ns += time.monotonic_ns() - began_ns
 
     def _readable(self) -> None:
         """Take what has arrived; runs in the hub, once per sweep."""
@@ -104,10 +108,11 @@ class Connection:
                 self._heard_ns = hub.swept_ns
                 self._reads.append(read_of(data, ancillary, hub))
                 self._queued += len(data)
+                hub.left |= size == READ_BYTES
                 if self._queued > _QUEUE_BYTES:
                     self._full = True
                     self._watcher.stop()
-                if self.patient and self._queued < READ_BYTES and not data.endswith(_LAST_CHUNK):
+                if self.patient and not self._hurries(data):
                     self._gather()
                     return
             elif size and not self._ended:
@@ -117,6 +122,11 @@ class Connection:
                 self._watcher.stop()
         if self._waiter is not None:
             hub.soon(self._wake)
+
+    def _hurries(self, data: bytes) -> bool:
+        """Tell whether these bytes end a body, or what is queued is too much to wait."""
+        split = len(data) < len(_LAST_CHUNK)  # the end of one that came in two segments
+        return split or data.endswith(_LAST_CHUNK) or self._ended or self._queued >= READ_BYTES
 
     def _gather(self) -> None:
         if not self._gathering:
@@ -169,6 +179,7 @@ class Connection:
                 self._queued -= len(read.data)
                 if self._full and self._queued <= _QUEUE_BYTES // 2 and not self._finished:
                     self._full = False
+                    self._hub.left = True
                     self._watcher.start(self._readable)
                 return read
             if self._broken is not None:
@@ -211,9 +222,11 @@ class Connection:
         return not self._finished and not self._reads
 
     def send(self, data: bytes) -> None:
-        """Send all of it; raises `ConnectionLostError`."""
+        """Send all of it; raises `ConnectionLostError`, or `SilenceError` when the time set by `wait_until` is up."""
         try:
-            send_all(self._sock, data if self.tls is None else self.tls.encrypt(data))
+            send_all(self._sock, data if self.tls is None else self.tls.encrypt(data), self.until_ns)
+        except TimeoutError:
+            raise SilenceError from None
         except OSError as error:
             raise ConnectionLostError(str(error)) from None
 
@@ -231,12 +244,12 @@ class Connection:
         self.tls = tls
         self.wait_until(time.monotonic_ns() + round(timeout_s * 1e9))
         try:
-            send_all(self._sock, tls.handshake(b""))
+            send_all(self._sock, tls.handshake(b""), self.until_ns)
             while not tls.established:
                 read = self.read()
                 if read is None:
                     raise OSError("the server closed the connection in the TLS handshake")  # noqa: TRY301
-                send_all(self._sock, tls.handshake(read.data))
+                send_all(self._sock, tls.handshake(read.data), self.until_ns)
             # What came right behind the handshake is still ciphertext: tickets for a later session.
             while self._reads:
                 tls.decrypt(memoryview(self._reads.popleft().data), self._hub.buffer)

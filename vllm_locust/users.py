@@ -10,10 +10,12 @@ from typing import Any, ClassVar
 
 import gevent
 from locust import FastHttpUser, User
+from locust.env import Environment
 from locust.exception import InterruptTaskSet, RescheduleTask, RescheduleTaskImmediately, StopTest, StopUser
 
 from vllm_locust import api
 from vllm_locust.generator import GateClosedError, Generator, generator_of
+from vllm_locust.hub import hub
 from vllm_locust.timeline import Outcome, Timeline
 
 _TOLD_TO_LOCUST = (StopUser, StopTest, RescheduleTask, RescheduleTaskImmediately, InterruptTaskSet)
@@ -41,6 +43,10 @@ class StreamUser(FastHttpUser):
         """Give a class that has no tasks the one that sends what its scenario says."""
         super().__init_subclass__(**kwargs)
         restore_tasks(cls)
+
+    def __init__(self, environment: Environment) -> None:
+        super().__init__(environment)
+        hub().pause()  # Locust makes all users that it is told to spawn in one go
 
     def send_next(self) -> None:
         """Send the next request of the scenario."""

@@ -15,8 +15,7 @@ unanswered.
 
 With `--certificate` it speaks TLS; requests are then stamped by the clock alone.
 
-Whatever does not ask for a stream gets an answer that keeps clients going: a list of one model, or an error. While
-streams run, a connection that has served one is not looked at.
+Whatever does not ask for a stream gets an answer that keeps clients going: a list of one model, or an error.
 """
 
 import argparse
@@ -235,11 +234,8 @@ class Emitter:
             self.late.append(max(0, stream.emitted[-1] - due_ns))
 
     def stay(self) -> None:
-        """Answer what asks for no stream until the input ends, on connections that have served one, too."""
+        """Answer what asks for no stream until the input ends."""
         self._epoll.register(sys.stdin, select.EPOLLIN)
-        for stream in self.streams:
-            if stream.sock.fileno() >= 0:
-                self._expect(stream.sock)
         while self._take_requests(None):
             pass
 
@@ -248,6 +244,8 @@ class Emitter:
             stream.end()
         except OSError:
             self._give_up(stream)
+        if stream.sock.fileno() >= 0:
+            self._expect(stream.sock)  # for the client's next request
         stream.turns = len(stream.emitted)
 
     def _give_up(self, stream: Stream) -> None:

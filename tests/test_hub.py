@@ -241,12 +241,12 @@ def test_what_gathers_is_parsed_together_and_the_end_of_a_body_does_not_wait(pai
 
     reading = gevent.spawn(read)
     gevent.sleep(0)
-    pairs.peers[0].send(b"one")
+    pairs.peers[0].send(b"one, and more")
     turn_until(lambda: connection._gathering)
     assert woken == []
     pairs.peers[0].send(b"0\r\n\r\n")
     turn_until(lambda: bool(woken))
-    assert woken == [b"one", b"0\r\n\r\n"]
+    assert woken == [b"one, and more", b"0\r\n\r\n"]
     reading.get(timeout=20)
 
 
@@ -254,7 +254,7 @@ def test_a_connection_that_is_closed_while_its_bytes_gather_wakes_nobody(pairs: 
     pairs.open(2)
     for connection, peer in zip(pairs.connections, pairs.peers, strict=True):
         connection.patient = True
-        peer.send(b"x")
+        peer.send(b"data: x")
     turn_until(lambda: all(connection._gathering for connection in pairs.connections))
     pairs.connections[0].close()
     assert pairs.connections[1].read() is not None
@@ -280,7 +280,7 @@ def burst(pairs: Pairs, sizes: list[int]) -> None:
         before_ns = time.monotonic_ns()
         chosen = Random(size).sample(range(len(pairs.peers)), size)
         for i in chosen:
-            pairs.peers[i].send(b"one")
+            pairs.peers[i].send(b"one, and more")
         time.sleep(0.02)
         for i in chosen:
             pairs.peers[i].send(b"two")

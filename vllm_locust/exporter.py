@@ -121,7 +121,7 @@ class Exporter:
     def __init__(self, snapshot: Callable[[], Snapshot]) -> None:
         """Read `snapshot` at every scrape."""
         self._snapshot = snapshot
-        self._followed: Recording | None = None
+        self._followed: list[Recording] = []
         self._retired: set[tuple[str, int]] = set()
         self._base: Cells = {}
         self._base_faults: Counter[str] = Counter()
@@ -160,13 +160,13 @@ class Exporter:
                 gevent.sleep(0)  # streams must be read while a long page is written; all is copied by now
 
     def _follow(self, recording: Recording | None, lifetime: Cells, faults: Counter[str]) -> None:
-        """Add the recording before this one until its owner retires it: last reports of it may still come (a reset)."""
-        before = self._followed
-        if before is not None and before is not recording and not self._is_retired(before):
+        """Add recordings before this one until their owner retires them: their last reports may come yet (a reset)."""
+        self._followed = [one for one in self._followed if one is not recording and not self._is_retired(one)]
+        for before in self._followed:
             _add_all(lifetime, self._labelled(before.totals))
-            faults.update(_faults(before, self._watch))
-        else:
-            self._followed = recording
+            faults.update(_faults(before, Watch()))
+        if recording is not None:
+            self._followed.append(recording)
 
     def _is_retired(self, recording: Recording) -> bool:
         return (recording.run, recording.epoch) in self._retired

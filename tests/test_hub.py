@@ -280,7 +280,7 @@ def burst(pairs: Pairs, sizes: list[int]) -> None:
         before_ns = time.monotonic_ns()
         chosen = Random(size).sample(range(len(pairs.peers)), size)
         for i in chosen:
-            pairs.peers[i].send(b"one, and more")
+            pairs.peers[i].send(b"one")
         time.sleep(0.02)
         for i in chosen:
             pairs.peers[i].send(b"two")

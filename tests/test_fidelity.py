@@ -150,8 +150,8 @@ def test_a_worker_whose_core_another_process_has_limits_the_run() -> None:
 @pytest.mark.parametrize(
     ("wait_ms", "cpu_ms", "limited"),
     [
-        (1_000, 3_000, False),  # exactly a quarter
-        (1_001, 3_000, True),
+        (1_000, 4_000, False),  # exactly a fifth
+        (1_001, 4_000, True),
         (40, 10, False),  # it needs next to no core
         (60, 20, True),
         (300, 7_000, False),

@@ -39,7 +39,7 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     what = "Most of a core that a worker may use in any window"
     option("--max-generator-cpu", metavar="SHARE", help=f"{what}; default: 90%%")
     what = "Most of the time for which a worker needs a core that it may wait for one"
-    option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 25%%")
+    option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 20%%")
     what = "Most of the time that a worker's event loop may stall"
     option("--max-stalled", metavar="SHARE", help=f"{what}; default: 1%%")
     option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")

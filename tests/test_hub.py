@@ -359,6 +359,17 @@ def test_a_loop_that_was_away_says_for_how_long() -> None:
     assert hub().take_longest_away_ns() >= 30 * MS
 
 
+def test_what_was_before_the_beginning_is_no_lag_of_the_run() -> None:
+    a_whole_sweep()
+    time.sleep(0.1)
+    began_ns = time.monotonic_ns()
+    hub().begin()
+    a_whole_sweep()
+    longest_ns = hub().take_longest_away_ns()
+    assert longest_ns <= time.monotonic_ns() - began_ns
+    assert hub().take_stalled_ns() <= time.monotonic_ns() - began_ns
+
+
 def test_a_thread_has_a_hub_of_its_own_and_only_one() -> None:
     found: list[Hub] = []
     thread = get_original("threading", "Thread")(target=lambda: found.extend([hub(), hub()]))

@@ -107,6 +107,7 @@ def test_case_40_a_worker_whose_loop_is_blocked_is_named_in_the_report_the_run_f
             output = " ".join(running.master.output.split())
             line = fidelity_of(running.master.output)
     assert line.startswith("limited by the generator: "), line
+    assert "something blocks its event loop: a task or a listener that computes" in line
     assert re.search(r"the event loop of worker 2 .*stalled for \d\d % of the time", line), line
     assert "(the limit is --max-stalled 2%)" in output
     run_file = saved(tmp_path)
@@ -127,13 +128,11 @@ def test_case_40_a_process_that_has_the_generators_core_is_called_out(tmp_path: 
     with simulator(tmp_path, *REF) as url, process([sys.executable, "-c", HOG, core], tmp_path / "hog.log"):
         command = locust(
             *headless(tmp_path, url, "-u", "50", "-r", "50", "-t", "6s", "--stop-timeout", "1", "--window", "2s"),
-            "--max-core-wait",
-            "10%",  # where other tests run on its core as well, the hog has less of it
             locustfile=write(tmp_path, SHORT),
         )
         with process(command, tmp_path / "locust.log", cwd=tmp_path) as run:
             os.sched_setaffinity(run.popen.pid, {int(core)})
-            assert run.wait() == ExitCode.NOT_JUDGED, run.output
+            assert run.wait() == 0, run.output  # no limit was set
             line = fidelity_of(run.output)
     assert re.search(r"limited by the generator: .*local waited for a core for \d\d % of the time that", line), line
     assert "something else runs on its core" in line

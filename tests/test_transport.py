@@ -1,12 +1,15 @@
 """Connections: their times are those of the kernel, their bytes all there, their ends known."""
 
+import fcntl
 import hashlib
 import os
 import random
 import socket
 import struct
 import sys
+import termios
 import time
+from array import array
 from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
@@ -321,15 +324,44 @@ def test_a_closed_pool_keeps_nothing_open(emitter: Emitter) -> None:
 @LINUX
 def test_more_than_one_read_takes_is_all_stamped(emitter: Emitter) -> None:
     """What a read leaves in its socket is read in a later sweep, and is older than the sweep before that one."""
-    size = 300_000
+    size = 180_000
     answer = Answer([(10, b"x" * size)], framing=RAW, ending=CLOSE)
     with closing(connect(emitter.serve(answer))) as connection:
+        connection._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1_000_000)
         connection.send(ASK)
-        time.sleep(0.3)  # blocks the loop until all of it is there
+        for _ in range(200):  # blocks the loop until all of it is there
+            if waiting_bytes(connection) == size:
+                break
+            time.sleep(0.05)
         reads = read_all(connection)
     assert sum(len(read.data) for read in reads) == size
     assert len(reads) > 2, "it came in one read: the test shows nothing"
     assert all(read.stamped for read in reads)
+
+
+@LINUX
+def test_what_waited_in_the_socket_of_a_full_connection_is_stamped_too(emitter: Emitter) -> None:
+    """Its socket is not read while megabytes wait to be parsed, in which time other sweeps are whole for others."""
+    size = 6_000_000
+    with closing(connect(emitter.serve(Answer([(10, b"x" * size)], framing=RAW, ending=CLOSE)))) as connection:
+        connection.send(ASK)
+        with gevent.Timeout(20):
+            while not connection._full:
+                gevent.sleep(0.01)
+        for _ in range(20):  # turns of the loop in which nobody parses
+            gevent.sleep(0.01)
+        assert waiting_bytes(connection), "nothing waits in the socket: the test shows nothing"
+        reads = read_all(connection)
+    assert sum(len(read.data) for read in reads) == size
+    assert all(read.stamped for read in reads)
+    assert hub().full == 0
+
+
+def waiting_bytes(connection: Connection) -> int:
+    """Return how many bytes wait in the kernel."""
+    waiting = array("i", [0])
+    fcntl.ioctl(connection._sock.fileno(), termios.FIONREAD, waiting)
+    return waiting[0]
 
 
 # TLS
@@ -365,12 +397,12 @@ def test_a_new_connection_goes_on_with_the_session_of_an_earlier_one(emitter: Em
     client = tls_client(server, ca_file=pem)
     first = client.pool.open(5.0)
     assert first.tls is not None
-    assert not first.tls.resumed
+    assert not first.tls._tls.session_reused
     client.pool.give(first)
     assert stream(client).outcome is Outcome.OK  # on the first, whose answer brings the ticket of its session
     with closing(client.pool.open(5.0)) as second:
         assert second.tls is not None
-        assert second.tls.resumed
+        assert second.tls._tls.session_reused
     client.pool.close()
 
 

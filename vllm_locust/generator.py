@@ -79,11 +79,7 @@ class Generator:
         wanted = self.recorder is not None and self.recorder.itl_wanted
         self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, start_ns, now_ns)
         self.recorder.itl_wanted = wanted
-        loop = hub()
-        loop.take_longest_away_ns()
-        loop.take_stalled_ns()
-        loop.core_wait.take_ns()
-        loop.rest()
+        hub().begin()
 
     def harvest(self) -> None:
         """Take what is new from all streams in slices, so that the next `tick` is short."""

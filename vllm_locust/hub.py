@@ -74,6 +74,8 @@ class Hub:
         """How many reads the sweep in hand has made; whoever reads counts here."""
         self.left = False
         """Whether a socket still holds bytes that had arrived before the sweep in hand; whoever leaves some says so."""
+        self.full = 0
+        """How many connections have so much to parse that their sockets are not read."""
         self.unstamped = 0
         """How many reads, since the last `rest`, had no stamp that can be believed."""
         self._events = 0
@@ -90,7 +92,7 @@ class Hub:
         """What is read in this sweep was stamped later than this."""
         self.away_ns = 0
         """How long the loop had been away when it polled for this sweep."""
-        self._longest_away_ns = self._stalled_ns = 0
+        self._since_ns = self._longest_away_ns = self._stalled_ns = 0
         self.core_wait = CoreWait()
         self._rest_s = 0.0
         self._due: deque[Callable[[], None]] = deque()
@@ -138,7 +140,7 @@ class Hub:
         else:
             self._full_polls += 1
             self._poll_size = max(self._poll_size, self.reads + 1)
-        if not self.left and self._full_polls % _FULL_POLLS == 0:
+        if not self.left and not self.full and self._full_polls % _FULL_POLLS == 0:
             self.complete_ns, self._whole_ns = self._polled_ns, self.swept_ns
         self.left, self.reads = False, 0
         if self._due or self._gathered:
@@ -154,7 +156,7 @@ class Hub:
         now_ns = self._polled_ns = time.monotonic_ns()
         self.oldest_ns = self.complete_ns - _PATH_NS
         self.away_ns = now_ns - self._whole_ns
-        turn_ns = now_ns - self.swept_ns
+        turn_ns = now_ns - max(self.swept_ns, self._since_ns)
         self._longest_away_ns = max(self._longest_away_ns, turn_ns)
         self._stalled_ns += turn_ns if turn_ns >= STALL_NS else 0
 
@@ -178,7 +180,7 @@ class Hub:
     def rest(self, gaps_ns: npt.NDArray[np.int64] = _NO_GAPS) -> None:
         """Rest between sweeps from now on, as far as the gaps of the last second leave room for it.
 
-        Nor without gaps, where a sweep would read little more for it, or where the clock is read in place of stamps.
+        Not where there are few gaps, or a sweep would read little more for it, or the clock is read in place of stamps.
         """
         self._rest_s, unstamped, self.unstamped = 0.0, self.unstamped, 0
         if unstamped * 100 <= gaps_ns.size >= _FEW_GAPS:
@@ -187,6 +189,12 @@ class Hub:
             rest_s = min(_REST_NS, typical_ns / _REST_OF_TYPICAL_GAP, short_ns / _REST_OF_SHORT_GAP) / 1e9
             if gaps_ns.size * rest_s >= _READS_OF_A_REST:
                 self._rest_s = rest_s
+
+    def begin(self) -> None:
+        """Count lags, stalls and waits from now on, and do not rest until gaps are known: a run or an epoch begins."""
+        self._since_ns, self._longest_away_ns, self._stalled_ns = time.monotonic_ns(), 0, 0
+        self.core_wait.take_ns()
+        self.rest()
 
     def take_longest_away_ns(self) -> int:
         """Return the longest time for which the loop was away since the last call."""

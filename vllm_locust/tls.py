@@ -53,8 +53,3 @@ class Tls:
     def session(self) -> ssl.SSLSession | None:
         """What a later connection may go on with; servers send it after the handshake."""
         return self._tls.session
-
-    @property
-    def resumed(self) -> bool:
-        """Whether it went on with an earlier session."""
-        return bool(self._tls.session_reused)

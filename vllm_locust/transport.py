@@ -72,8 +72,7 @@ class Connection:
         if SO_TIMESTAMPNS is not None:
             self._sock.setsockopt(stdlib_socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
         self._recvmsg_into: Callable[..., Any] = self._sock.recvmsg_into
-        self._loop = self._hub.loop
-        self._watcher = self._loop.io(self._sock.fileno(), 1)
+        self._watcher = self._hub.loop.io(self._sock.fileno(), 1)
         self._watcher.start(self._readable)
         self.tls: Tls | None = None
         try:
@@ -111,6 +110,7 @@ class Connection:
                 hub.left |= size == READ_BYTES
                 if self._queued > _QUEUE_BYTES:
                     self._full = True
+                    hub.full += 1
                     self._watcher.stop()
                 if self.patient and not self._hurries(data):
                     self._gather()
@@ -177,16 +177,22 @@ class Connection:
             if self._reads:
                 read = self._reads.popleft()
                 self._queued -= len(read.data)
-                if self._full and self._queued <= _QUEUE_BYTES // 2 and not self._finished:
-                    self._full = False
-                    self._hub.left = True
-                    self._watcher.start(self._readable)
+                if self._full and self._queued <= _QUEUE_BYTES // 2:
+                    self._read_on()
                 return read
             if self._broken is not None:
                 raise ConnectionLostError(str(self._broken))
             if self._ended:
                 return None
             self._wait()
+
+    def _read_on(self) -> None:
+        """Read the socket again; until that is done, no sweep is whole."""
+        self._full = False
+        self._hub.full -= 1
+        self._hub.left = True
+        if not self._finished:
+            self._watcher.start(self._readable)
 
     def _wait(self) -> None:
         """Let other greenlets run until something has come or a deadline may have passed."""
@@ -196,7 +202,7 @@ class Connection:
             if left_ns is not None:
                 if left_ns <= 0:
                     raise SilenceError
-                self._timer = self._loop.timer(left_ns / 1e9)
+                self._timer = self._hub.loop.timer(left_ns / 1e9)
                 self._timer.start(self._expire)
         self._waiter = gevent.getcurrent()
         try:
@@ -239,6 +245,8 @@ class Connection:
             self._timer.stop()
         self._sock.close()
         self._ended = True
+        if self._full:
+            self._read_on()
 
     def _handshake(self, tls: Tls, timeout_s: float) -> None:
         self.tls = tls
@@ -251,8 +259,8 @@ class Connection:
                     raise OSError("the server closed the connection in the TLS handshake")  # noqa: TRY301
                 send_all(self._sock, tls.handshake(read.data), self.until_ns)
             # What came right behind the handshake is still ciphertext: tickets for a later session.
-            while self._reads:
-                tls.decrypt(memoryview(self._reads.popleft().data), self._hub.buffer)
+            while self._reads and (read := self.read()) is not None:
+                tls.decrypt(memoryview(read.data), self._hub.buffer)
         except SilenceError:
             self.close()
             raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None

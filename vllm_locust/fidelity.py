@@ -41,8 +41,8 @@ class Limits:
     """Of a core, in any window: a process has one (the GIL), and what queues behind it grows without bound on the way
     to 1."""
     core_wait: float = 0.2
-    """Of the time for which a worker needs a core, in waits of 1 ms and longer. An idle machine makes 1 % of it, a test
-    suite beside it 15 %, a process that never sleeps on the same core 36 % at 20 streams and 45 % at 200:
+    """Of the time for which a worker needs a core, in waits of 1 ms and longer. An idle machine makes less than 1 %
+    of it, a test suite beside it 15 %, a process that never sleeps on the same core 39 % at 2 streams and 45 % at 200:
     whatever the load, both want the core, and one has it."""
     stalled: float = 0.01
     """Of the time, the longest stretch left out: a machine that stalls once is no habit."""

@@ -6,7 +6,7 @@ READY := $(VENV)/.ready
 # Those of the tools that `make bench-peers` compares with, whose dependencies are not ours.
 PEERS := .venv-peers
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
-PACKAGES := prometheus
+PACKAGES := prometheus openssl
 
 .PHONY: help demo test test-long test-oldest lint format bench bench-peers bench-master packages clean
 
@@ -42,7 +42,7 @@ format: $(READY)  ## format, and mend what can be mended
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(READY)  ## measure the measuring: error and cost of token times
+bench: $(READY) packages  ## measure the measuring: error and cost of token times
 	$(BIN)/python benchmarks/bench.py
 
 bench-peers: $(READY) $(PEERS)-vllm/.ready $(PEERS)-genai/.ready  ## the same beside the tools people use today (20 minutes, 4 GB)

@@ -41,6 +41,7 @@ LAYERS = [
         "client",
         "tally",
         "harvest",
+        "windows",
         "recorder",
         "generator",
         "probe",

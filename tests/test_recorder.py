@@ -853,7 +853,7 @@ def test_a_sealed_window_is_dropped_once_the_master_has_it() -> None:
     for second in range(1, 100):
         bench.tick(second * 1000 + 1)
         bench.recorder.acknowledge(bench.recorder.report(bench.now_ns).seq)
-        assert len(bench.recorder._windows) == 1
+        assert len(bench.recorder._windows._windows) == 1
 
 
 def test_after_the_end_every_window_is_sealed_and_final() -> None:

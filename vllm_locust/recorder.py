@@ -12,31 +12,21 @@ A reset starts a new recorder; timelines that began under the old one end there,
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from vllm_locust import tally
-from vllm_locust.cell import Cell, Cells, Key
+from vllm_locust.cell import Cell, Key
 from vllm_locust.harvest import Harvest, count_reads
-from vllm_locust.recording import Failure, Gauges, Report, WindowState, to_wire
+from vllm_locust.recording import Failure, Report
 from vllm_locust.timeline import Timeline
+from vllm_locust.windows import Windows
 
 _SLICE = 50
 """How many timelines are harvested without a pause: half a millisecond."""
 _NO_GAPS = np.empty(0, np.int64)
-
-
-@dataclass(slots=True)
-class _Window:
-    cells: Cells = field(default_factory=dict)
-    gauges: Gauges = field(default_factory=Gauges)
-    changed: bool = True
-    reported: int | None = None
-    """Sequence number of the last report that carried it."""
-    sealed: bool = False
 
 
 @dataclass(slots=True)
@@ -72,11 +62,7 @@ class Recorder:
         self.itl_wanted = False
         """Whether somebody listens to `events.itl`, so that the gaps of a request have to be kept together."""
         self._gaps_ns: list[npt.NDArray[np.int64]] = []
-        self._window_ns = window_ns
-        self._windows: dict[int, _Window] = {0: _Window()}
-        self._oldest = 0
-        self._stop_ns: int | None = None
-        self._windows_of_run: int | None = None
+        self._windows = Windows(start_ns, window_ns)
         self._live: dict[Timeline, _Progress] = {}
         self._ended: list[tuple[Timeline, _Progress]] = []
         self._failures: dict[tuple[str, str, str, int], Failure] = {}
@@ -106,37 +92,27 @@ class Recorder:
 
     def _flight(self, now_ns: int, change: int) -> None:
         """Add to the integral of the streams in flight, split at the ends of windows, and change their number."""
-        for gauges, length_ns in self._pieces(self._changed_ns, now_ns):
+        for gauges, length_ns in self._windows.pieces(self._changed_ns, now_ns):
             gauges.in_flight_ns += self._in_flight * length_ns
             gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
             gauges.in_flight_last = self._in_flight
             gauges.span_ns += length_ns
         self._changed_ns = max(self._changed_ns, now_ns)
         self._in_flight += change
-        gauges = self._window_at(now_ns).gauges
+        gauges = self._windows.at(now_ns).gauges
         gauges.in_flight_peak = max(gauges.in_flight_peak, self._in_flight)
         gauges.in_flight_last = self._in_flight
-
-    def _pieces(self, since_ns: int, until_ns: int) -> Iterator[tuple[Gauges, int]]:
-        """Split a stretch of time at the ends of windows; yields the gauges and the length of each piece."""
-        while since_ns < until_ns:
-            index = self._index(since_ns)
-            end_ns = min(until_ns, self.start_ns + (index + 1) * self._window_ns)
-            if index == self._windows_of_run:
-                end_ns = until_ns
-            yield self._window_of(index).gauges, end_ns - since_ns
-            since_ns = end_ns
 
     def _spend(self, now_ns: int) -> None:
         """Share out the CPU time since the last tick over the windows of that time."""
         before_ns, self._cpu_ns = self._cpu_ns, time.process_time_ns()
-        for gauges, length_ns in self._pieces(self._ticked_ns, now_ns):
+        for gauges, length_ns in self._windows.pieces(self._ticked_ns, now_ns):
             gauges.cpu_ns += round((self._cpu_ns - before_ns) * length_ns / (now_ns - self._ticked_ns))
         self._ticked_ns = max(self._ticked_ns, now_ns)
 
     def note_plugin_error(self) -> None:
         """Count an error of ours, which has been logged."""
-        self._window_at(self._clock()).gauges.plugin_errors += 1
+        self._windows.at(self._clock()).gauges.plugin_errors += 1
 
     # Windows
 
@@ -147,33 +123,7 @@ class Recorder:
         instant keeps its place.
         """
         self._flight(now_ns, 0)
-        self._stop_ns, self._windows_of_run = now_ns, windows
-
-    def _index(self, at_ns: int) -> int:
-        index = max(0, at_ns - self.start_ns) // self._window_ns
-        if self._stop_ns is None or self._windows_of_run is None:
-            return index
-        return min(index, self._windows_of_run) if at_ns < self._stop_ns else self._windows_of_run
-
-    def _window_at(self, at_ns: int) -> _Window:
-        return self._window_of(self._index(at_ns))
-
-    def _window_of(self, index: int) -> _Window:
-        if index < self._oldest:
-            index = self._oldest
-            self._windows[index].gauges.late += 1
-        for new in range(max(self._windows) + 1, index + 1):
-            self._windows[new] = _Window()
-        window = self._windows[index]
-        window.changed = True
-        return window
-
-    def _cell(self, key: Key, at_ns: int) -> Cell:
-        cells = self._window_at(at_ns).cells
-        cell = cells.get(key)
-        if cell is None:
-            cell = cells[key] = Cell()
-        return cell
+        self._windows.stop(now_ns, windows)
 
     # Harvest
 
@@ -197,30 +147,20 @@ class Recorder:
         held_ns = self.harvest()
         self._flight(now_ns, 0)
         self._spend(now_ns)
-        gauges = self._window_at(now_ns).gauges
+        gauges = self._windows.at(now_ns).gauges
         gauges.users_last = users
         gauges.loop_lag_ns = max(gauges.loop_lag_ns, away_ns)
         gauges.stalled_ns += stalled_ns
         if core_wait_ns is not None:
             gauges.core_wait_ns = (gauges.core_wait_ns or 0) + core_wait_ns
         complete_ns = min(ns for ns in (swept_ns, unparsed_ns, held_ns) if ns is not None)
-        self._seal(self._index(complete_ns))
+        self._windows.seal(self._windows.index(complete_ns))
 
     def finish(self, now_ns: int) -> None:
         """Take the last of it; every window is final, the one in hand included."""
         self.harvest()
         self._flight(now_ns, 0)
-        self._seal(max(self._windows) + 1)
-        self._windows[self._oldest].changed = False  # nothing will come into it, and it need not travel
-
-    def _seal(self, until: int) -> None:
-        for index in range(self._oldest, until):
-            if index not in self._windows:
-                self._windows[index] = _Window()
-            self._windows[index].sealed = self._windows[index].changed = True
-        self._oldest = max(self._oldest, until)
-        if self._oldest not in self._windows:
-            self._windows[self._oldest] = _Window()
+        self._windows.seal_all()
 
     def harvest_slices(self) -> Iterator[None]:
         """Take what is new in timelines that run, a slice at a time: the loop is not to be away for long."""
@@ -258,59 +198,45 @@ class Recorder:
         sent_ns = timeline.sent_ns
         if sent_ns is not None and not progress.sent:
             progress.sent = True
-            cell = self._cell(progress.key, sent_ns)
+            cell = self._windows.cell(progress.key, sent_ns)
             cell.count("sent")
             if timeline.scheduled_ns is not None:
                 cell.histogram("queue").add(max(0, sent_ns - timeline.scheduled_ns))
         if timeline.connect_ns is not None and sent_ns is not None and not progress.connected:
             progress.connected = True  # later than sent where a connection had gone stale
-            self._cell(progress.key, sent_ns).histogram("connect").add(timeline.connect_ns)
+            self._windows.cell(progress.key, sent_ns).histogram("connect").add(timeline.connect_ns)
         if timeline.first_ns is not None and not progress.first:
             progress.first = True
-            self._cell(progress.key, timeline.first_ns).histogram("ttft").add(timeline.first_ns - (sent_ns or 0))
+            self._windows.cell(progress.key, timeline.first_ns).histogram("ttft").add(
+                timeline.first_ns - (sent_ns or 0)
+            )
 
     def _file(self, key: Key, harvest: Harvest) -> None:
         """File the token events and gaps of one key under the windows of their (later) event."""
         if harvest.events:
-            for window, events in self._by_window(np.frombuffer(harvest.events, np.int64)):
+            for window, events in self._windows.split(np.frombuffer(harvest.events, np.int64)):
                 cell = window.cells.setdefault(key, Cell())
                 cell.count("token_events", events.size)
                 cell.count("tokens_received", events.size)
         if harvest.bundles:
             bundles = np.array(harvest.bundles, np.int64)
-            for window, tokens in self._by_window(bundles[:, 0], bundles[:, 1]):
+            for window, tokens in self._windows.split(bundles[:, 0], bundles[:, 1]):
                 window.cells.setdefault(key, Cell()).count("tokens_received", int(tokens.sum()))
         if harvest.reads:
             reads = np.frombuffer(harvest.reads, np.int64).reshape(-1, 5)
-            for window, rows in self._by_window(reads[:, 0], reads):
+            for window, rows in self._windows.split(reads[:, 0], reads):
                 count_reads(rows, window.cells.setdefault(key, Cell()))
         if harvest.times:
             ends_ns, gaps_ns = harvest.gaps()
             self._gaps_ns.append(gaps_ns)
-            for window, chosen in self._by_window(ends_ns, gaps_ns):
+            for window, chosen in self._windows.split(ends_ns, gaps_ns):
                 window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
-
-    def _by_window(
-        self, times: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | None = None
-    ) -> list[tuple[_Window, npt.NDArray[np.int64]]]:
-        """Split values (the times themselves, unless given) by the window of their times."""
-        values = times if values is None else values
-        indices = np.maximum(times - self.start_ns, 0) // self._window_ns
-        if self._stop_ns is not None and self._windows_of_run is not None:
-            indices = np.where(times < self._stop_ns, np.minimum(indices, self._windows_of_run), self._windows_of_run)
-        late = int(np.count_nonzero(indices < self._oldest))
-        if late:
-            self._windows[self._oldest].gauges.late += late
-            indices = np.maximum(indices, self._oldest)
-        if indices.min() == indices.max():
-            return [(self._window_of(int(indices[0])), values)]
-        return [(self._window_of(int(index)), values[indices == index]) for index in np.unique(indices)]
 
     # Ends
 
     def _take_end(self, timeline: Timeline, progress: _Progress) -> None:
         assert timeline.done_ns is not None  # noqa: S101 - it has ended
-        cell = self._cell(progress.key, timeline.done_ns)
+        cell = self._windows.cell(progress.key, timeline.done_ns)
         if not progress.sent:  # it never got a connection; every request that ends has been counted as due
             cell.count("sent")
         tally.count_end(timeline, cell)
@@ -324,31 +250,16 @@ class Recorder:
     def report(self, now_ns: int) -> Report:
         """Return the whole state of each window that has changed since its last acknowledged report."""
         self.seq += 1
-        windows = []
-        for index, window in sorted(self._windows.items()):
-            if window.changed:
-                window.reported, window.changed = self.seq, False
-            elif window.reported is None:
-                continue
-            cells = to_wire(window.cells)
-            gauges = msgspec.structs.replace(window.gauges)
-            windows.append(
-                WindowState(index=index, seq=window.reported, sealed=window.sealed, gauges=gauges, cells=cells)
-            )
         return Report(
             run=self.run,
             epoch=self.epoch,
             worker=self.worker,
             seq=self.seq,
             now_ns=now_ns - self.start_ns,
-            windows=windows,
+            windows=self._windows.report(self.seq),
             failures=list(self._failures.values()),
         )
 
     def acknowledge(self, seq: int) -> None:
         """The master has the report of this number: what has not changed since need not be sent again."""
-        for index, window in list(self._windows.items()):
-            if window.reported is not None and window.reported <= seq and not window.changed:
-                window.reported = None
-                if window.sealed:
-                    del self._windows[index]
+        self._windows.acknowledge(seq)

@@ -54,7 +54,20 @@ LAYERS = [
         "progress",
         "options",
     ),
-    *("exporter", "listener", "users", "plan", "cluster", "worker", "master", "webui", "plugin", "check", "demo"),
+    *(
+        "exporter",
+        "listener",
+        "users",
+        "plan",
+        "cluster",
+        "worker",
+        "master",
+        "webui",
+        "host",
+        "plugin",
+        "check",
+        "demo",
+    ),
     *("simulated", "simulated_wire", "simulator", "cli", "__main__"),
 ]
 """A module imports only those before it."""
@@ -63,7 +76,7 @@ WITHOUT_GEVENT = [
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]
-CONTACTS = {"users", "plan", "worker", "master", "webui", "plugin"}
+CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""
 SERVER = {"simulated", "simulated_wire", "simulator"}
 """The embedded server stands alone: it knows what servers do, and nothing of how we measure."""

@@ -4,12 +4,8 @@ Three roles: a master plans and holds the recording, a worker sends, and a singl
 what listeners raise, so errors of the user are turned into a message and an exit code here.
 """
 
-import functools
-import inspect
-import itertools
 import logging
 import platform
-import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,10 +14,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import gevent
-import gevent.event
-import gevent.hub
 import locust
-from locust import argument_parser, events
+from locust import events
 from locust.env import Environment
 from locust.event import EventHook
 from locust.runners import MasterRunner, Runner, WorkerRunner
@@ -29,6 +23,7 @@ from locust.runners import MasterRunner, Runner, WorkerRunner
 from vllm_locust import (
     __version__,
     exporter,
+    host,
     listener,
     options,
     plan,
@@ -65,12 +60,10 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     if not any(task_tags(user_class) for user_class in environment.user_classes):
         # Tags name parts of scenarios here; Locust's filter would find nothing to keep, and warn of that.
         environment._tasks_filtered = True  # noqa: SLF001 - there is no other way to tell
-    # Locust looks at its own stack when it stops; the first look takes 30 ms, in which streams would wait.
-    inspect.stack()
+    host.prepare()
     if isinstance(runner, WorkerRunner):
-        _build_locusts_parser_once()
         worker = Worker(environment, runner, generator_of(environment))
-        _interrupt_main_greenlet_only(worker.hurry)
+        host.interrupt_main_greenlet_only(worker.hurry)
         # A process that only sends has no verdict: its failures are the master's to judge.
         environment.process_exit_code = int(ExitCode.OK)
         # Registered after Locust's own, hence called before it: quitting listeners run in reverse.
@@ -83,38 +76,13 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     except InputError as error:
         _refuse(error)
     plugin.listen()
-    _interrupt_main_greenlet_only(plugin.hurry)
+    host.interrupt_main_greenlet_only(plugin.hurry)
 
 
 def restore(environment: Environment, **_: Any) -> None:
     """Undo Locust's tag filter, which runs right before; a worker's first run may begin before it is attached."""
     for user_class in plan.stream_classes(environment.user_classes):
         restore_tasks(user_class)
-
-
-def _build_locusts_parser_once() -> None:
-    """Keep running streams from stalling while users are spawned.
-
-    At each spawn message Locust's worker builds its whole argument parser once per option, 0.2 s in which nothing else
-    runs, for defaults that never change.
-    """
-    argument_parser.default_args_dict = functools.cache(argument_parser.default_args_dict)
-
-
-def _interrupt_main_greenlet_only(hurry: Callable[[], None]) -> None:
-    """Turn Ctrl-C into a KeyboardInterrupt of the main greenlet, not of whichever callback happens to run.
-
-    The first one ends the run in order, the second one hurries that, the third one leaves.
-    """
-    main, interrupts = gevent.getcurrent(), itertools.count(1)
-
-    def interrupt() -> None:
-        if next(interrupts) == 2:  # noqa: PLR2004
-            hurry()
-        else:
-            gevent.hub.get_hub().loop.run_callback(main.throw, KeyboardInterrupt)
-
-    gevent.signal_handler(signal.SIGINT, interrupt)
 
 
 def _refuse(error: InputError) -> NoReturn:

@@ -756,6 +756,16 @@ def test_gauges_are_of_the_window_of_the_tick() -> None:
     assert report.now_ns == 1300 * MS
 
 
+def test_a_request_knows_how_many_streams_were_in_flight_when_it_left() -> None:
+    bench, first = live()
+    second, third = (Timeline(name, "short", "chat", START) for name in ("second", "third"))
+    bench.recorder.begin(second)
+    first.end(Outcome.OK, bench.at(100))
+    bench.recorder.end(first)
+    bench.recorder.begin(third)
+    assert [timeline.in_flight for timeline in (first, second, third)] == [1, 2, 2]
+
+
 def test_errors_of_our_own_are_counted_in_the_window_in_which_they_happened() -> None:
     bench = Bench()
     for at_ms in (100, 1200, 1300):

@@ -79,6 +79,7 @@ class Recorder:
         key = Key(timeline.scenario, timeline.endpoint, timeline.phase, timeline.stage)
         self._live[timeline] = _Progress(key)
         self._flight(self._clock(), 1)
+        timeline.in_flight = self._in_flight
 
     def end(self, timeline: Timeline) -> None:
         """A request has its outcome."""

@@ -137,6 +137,8 @@ class Timeline:
     expected_tokens: int | None = None
     """Exact number of output tokens that the body asked for, if it did."""
     scheduled_ns: int | None = None
+    in_flight: int = 0
+    """Streams of this process that were in flight when it left, itself among them."""
     connect_ns: int | None = None
     """How long opening the connection took; absent on a reused one."""
     sent_ns: int | None = None

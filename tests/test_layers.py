@@ -17,6 +17,7 @@ LAYERS = [
         "quantity",
         "terminal",
         "histogram",
+        "answer",
         "timeline",
         "cell",
         "recording",
@@ -43,6 +44,8 @@ LAYERS = [
         "harvest",
         "windows",
         "recorder",
+        "spool",
+        "requestlog",
         "generator",
         "probe",
         "workers",
@@ -60,6 +63,7 @@ LAYERS = [
         "users",
         "plan",
         "cluster",
+        "download",
         "worker",
         "master",
         "webui",
@@ -73,7 +77,7 @@ LAYERS = [
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
     *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
-    "cpu",
+    *("answer", "cpu"),
     *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}

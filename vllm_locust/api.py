@@ -66,6 +66,10 @@ class Part(msgspec.Struct, frozen=True, gc=False):
     finish_reason: str | None
     token_ids: int
     """How many token ids it carries."""
+    text: str | list[Any] | None = None
+    """What it has of the answer, as it came; see `plain`."""
+    thought: str | None = None
+    """What it has of the reasoning."""
 
 
 class Delta(msgspec.Struct, frozen=True, gc=False):
@@ -105,19 +109,28 @@ def decode(data: str, event: str = "message") -> Delta:
 def _part(choice: _Choice) -> Part:
     delta, ids = choice.delta, len(choice.token_ids or ())
     if delta is None:
-        text = choice.text
+        said = choice.text
         # vLLM sends an empty text for a real token whose text is held back, its last one included.
-        return Part(choice.index, text is not None or ids > 0, False, bool(text), choice.finish_reason, ids)  # noqa: FBT003
-    reasoning, content = bool(delta.reasoning or delta.reasoning_content), bool(delta.content)
+        return Part(choice.index, said is not None or ids > 0, False, bool(said), choice.finish_reason, ids, said)  # noqa: FBT003
+    thought, text = delta.reasoning or delta.reasoning_content, delta.content
+    reasoning, content = bool(thought), bool(text)
     token = (
         content
         or reasoning
         or ids > 0
         or bool(delta.refusal)
         or _calls_something(delta)
-        or (delta.content == "" and delta.role is None)
+        or (text == "" and delta.role is None)
     )
-    return Part(choice.index, token, reasoning, content, choice.finish_reason, ids)
+    return Part(choice.index, token, reasoning, content, choice.finish_reason, ids, text or delta.refusal, thought)
+
+
+def plain(text: str | list[Any] | None) -> str:
+    """Return a text that some servers send in pieces, each an object with its `text`."""
+    if isinstance(text, list):
+        found = (piece.get("text") for piece in text if isinstance(piece, dict))
+        return "".join(piece for piece in found if isinstance(piece, str))
+    return text or ""
 
 
 def _calls_something(delta: _Delta) -> bool:

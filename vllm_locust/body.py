@@ -38,8 +38,8 @@ class Body:
         self.events = EventStream(self.plain())
         """All events but those that fit a pattern, which are in the timeline without having been taken apart."""
         self._pattern: Pattern | None = None
-        # What is compressed is not what it looks like, though it may look like an event.
-        self._lessons = 0 if self._compressed else _LESSONS
+        # What is compressed is not what it looks like, though it may look like an event; a pattern passes texts over.
+        self._lessons = 0 if self._compressed or timeline.answer is not None else _LESSONS
 
     def __iter__(self) -> Iterator[bytes]:
         pieces = self._response.pieces

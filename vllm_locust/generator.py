@@ -13,12 +13,14 @@ import gevent
 import gevent.event
 
 from vllm_locust import api, scenario
+from vllm_locust.answer import Answer
 from vllm_locust.client import Client, Limits
 from vllm_locust.hub import hub
 from vllm_locust.origin import origin_of
 from vllm_locust.prompts import Prompt
 from vllm_locust.recorder import Recorder
 from vllm_locust.recording import Report
+from vllm_locust.requestlog import RequestLog
 from vllm_locust.run import Finish, Phase, Run, Start, decode_scenarios
 from vllm_locust.scenario import Part, Pick
 from vllm_locust.timeline import Timeline
@@ -37,6 +39,7 @@ class Generator:
     def __init__(self) -> None:
         self.run = Run()
         self.recorder: Recorder | None = None
+        self.log: RequestLog | None = None
         self._client: Client | None = None
         self._known: tuple[str, bytes] | None = None
         self._begun = gevent.event.Event()
@@ -64,9 +67,18 @@ class Generator:
         gc.freeze()
         gc.set_threshold(*_GC_THRESHOLDS)
         self._run_start_ns = now_ns - start.run_age_ns
+        self.log = self._new_log(start)
         self.new_epoch(start, start.epoch, start.run_age_ns - start.age_ns)
         self.run.begin(start, decode_scenarios(self._known[1]))
         self._begun.set()
+
+    def _new_log(self, start: Start) -> RequestLog | None:
+        if self.log is not None:
+            self.log.close()
+        settings = start.settings
+        if not settings.request_log:
+            return None
+        return RequestLog(start.worker, self._run_start_ns, texts=settings.log_text, secret=settings.api_key or "")
 
     def refuse(self) -> None:
         """Take no part: users that wait for the run go."""
@@ -106,13 +118,19 @@ class Generator:
         )
         loop.rest(self.recorder.take_gaps_ns())
 
+    def write_log(self) -> None:
+        """Write what has ended into the log of requests, if there is one, in slices."""
+        if self.log is not None:
+            for _ in self.log.slices():
+                hub().pause()
+
     def report(self) -> Report:
         """Return what the master does not know yet, without looking for more."""
         assert self.recorder is not None  # noqa: S101 - a run has begun
         return self.recorder.report(time.monotonic_ns())
 
     def finish(self, finish: Finish) -> Report:
-        """Close the gate, let streams run out or cut them, and return the final state."""
+        """Close the gate, let streams run out or cut them, and return the final state; the log is complete then."""
         assert self.recorder is not None and self._client is not None  # noqa: S101, PT018 - a run has begun
         self.run.phase = Phase.FINISHING
         self.recorder.stop(time.monotonic_ns(), finish.windows)
@@ -125,6 +143,7 @@ class Generator:
                 gevent.sleep(0.001)
         self._tick(users=0)
         self.recorder.finish(time.monotonic_ns())
+        self.write_log()
         hub().rest()
         self.run.phase = Phase.FINISHED
         return self.report()
@@ -162,16 +181,21 @@ class Generator:
     ) -> None:
         """Stream one request and record it; raises `GateClosedError` where none may start."""
         self._begun.wait()
-        run, recorder, client = self.run, self.recorder, self._client
+        run, recorder, client, log = self.run, self.recorder, self._client, self.log
         if not run.open or run.start is None or recorder is None or client is None:
             raise GateClosedError
         body = {"model": run.start.settings.model, "stream": True, "stream_options": {"include_usage": True}, **body}
         encoded = api.encode_body(body)
+        timeline.secret = run.start.settings.api_key or ""
+        if log is not None and log.texts:
+            timeline.answer = Answer()
         recorder.begin(timeline)
         try:
             client.stream(timeline, encoded, on_first_token)
         finally:
             recorder.end(timeline)
+            if log is not None:
+                log.add(timeline, recorder.epoch, body)
 
 
 def request_body(chosen: Pick, endpoint: str, nonce: str, *, exact_length: bool) -> dict[str, Any]:

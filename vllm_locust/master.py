@@ -8,6 +8,7 @@ import logging
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import gevent
@@ -17,7 +18,8 @@ from locust.env import Environment
 from locust.runners import STATE_MISSING, MasterRunner, Runner
 
 from vllm_locust import __version__
-from vllm_locust.cluster import ACK, FINISH, HELLO, POLL_S, REFUSED, REPORT, RESET, START
+from vllm_locust.cluster import ACK, FINISH, HELLO, LOG, POLL_S, REFUSED, REPORT, RESET, ROWS, START
+from vllm_locust.download import Downloads
 from vllm_locust.plan import Plan
 from vllm_locust.recording import Mark, Recording, decode_report, windows_of
 from vllm_locust.run import Finish, Phase, Start, new_run_id
@@ -50,9 +52,11 @@ class Member:
 class Master:
     """The process that plans a run and holds its recording."""
 
-    def __init__(self, runner: Runner) -> None:
-        """Listen to the workers."""
+    def __init__(self, runner: Runner, directory: Path, finish_timeout_s: float) -> None:
+        """Listen to the workers; what they log is kept on the disk of a directory until it is written."""
         self._runner = runner
+        self._directory = directory
+        self._finish_timeout_s = finish_timeout_s
         self.phase = Phase.IDLE
         self.plan: Plan | None = None
         self.recording: Recording | None = None
@@ -60,6 +64,8 @@ class Master:
         self.run_start_ns = self.start_ns = 0
         """When the run began, and its epoch."""
         self.stop_ns: int | None = None
+        self.log: Downloads | None = None
+        """The log of requests, where one is wanted."""
         self._before: Recording | None = None
         """The recording of the epoch before a reset, as long as last reports of it may come."""
         self._late = 0
@@ -70,6 +76,7 @@ class Master:
         runner.register_message(HELLO, self._on_hello)
         runner.register_message(REPORT, self._on_report)
         runner.register_message(REFUSED, self._on_refused)
+        runner.register_message(ROWS, self._on_rows)
 
     # Beginning
 
@@ -80,6 +87,7 @@ class Master:
         self.phase = Phase.RUNNING
         self.run_start_ns = self.start_ns = time.monotonic_ns()
         self.stop_ns, self._before, self._late = None, None, 0
+        self.log = self._new_log(self.recording.run) if plan.settings.request_log else None
         self._done.clear()
         clients = self._clients()
         self.members = {client: Member(self._name(client), rank) for rank, client in enumerate(clients)}
@@ -125,6 +133,8 @@ class Master:
             scenarios=None if known else plan.encoded,
         )
         self._sent[client] = plan.hash
+        if self.log is not None:
+            self.log.expect(client, self.members[client].name)
         self._runner.send_message(START, msgspec.msgpack.encode(start), client)
 
     def reset(self) -> Recording | None:
@@ -163,6 +173,8 @@ class Master:
         if self.recording is not None and self.recording.merge(report):
             if member is not None and msg.data["last"]:
                 member.finished = True
+                if self.log is not None:
+                    self.log.fetch(msg.node_id)
         elif self._before is not None and self._before.merge(report) and member is not None and msg.data["last"]:
             member.reset = True
         # Whatever is not final will have changed by the next report, and travels again in any case.
@@ -170,11 +182,23 @@ class Master:
             ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
             self._runner.send_message(ACK, ack, msg.node_id)
 
+    def _new_log(self, run: str) -> Downloads:
+        def ask(client: str, offset: int) -> None:
+            self._runner.send_message(LOG, {"run": run, "offset": offset}, client)
+
+        return Downloads(self._directory, self._finish_timeout_s, ask, self._left)
+
+    def _on_rows(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        if self.log is not None and self.recording is not None and self.recording.run == msg.data["run"]:
+            self.log.take(msg.node_id, msg.data)
+
     def _on_refused(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         name, version = msg.data["worker"], msg.data["version"]
         logger.error("%s runs vllm-locust %s, this master %s; it takes no part", name, version, __version__)
         if msg.node_id in self.members:
             self.members[msg.node_id].refused = True
+            if self.log is not None:
+                self.log.forget(msg.node_id)
             self._mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
 
     def watch(self) -> None:
@@ -202,8 +226,8 @@ class Master:
 
     # End
 
-    def finish(self, stop_timeout_s: float, finish_timeout_s: float) -> None:
-        """Close the gate everywhere and wait for the final state of everyone who is still there.
+    def finish(self, stop_timeout_s: float) -> None:
+        """Close the gate everywhere and wait for the final state of everyone who is still there, and for its log.
 
         A second call joins the first one's wait.
         """
@@ -219,22 +243,24 @@ class Master:
         message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s))
         for client in list(self._waited_for()):
             self._runner.send_message(FINISH, message, client)
-        self._deadline_ns = self.stop_ns + round((stop_timeout_s + finish_timeout_s) * 1e9)
+        self._deadline_ns = self.stop_ns + round((stop_timeout_s + self._finish_timeout_s) * 1e9)
         while any(self._waited_for()) and time.monotonic_ns() < self._deadline_ns:
             gevent.sleep(POLL_S)
+        if self.log is not None:
+            self.log.wait()
         self.watch()
         self.recording.length_ns = length_ns
         self.phase = Phase.FINISHED
         self._done.set()
 
-    def hurry(self, finish_timeout_s: float) -> None:
+    def hurry(self) -> None:
         """Have everyone cut what still streams, at a second Ctrl-C."""
         if self.phase is not Phase.FINISHING or self.recording is None:
             return
         message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=0, stop_timeout_s=0))
         for client in list(self._waited_for()):
             self._runner.send_message(FINISH, message, client)
-        self._deadline_ns = time.monotonic_ns() + round(finish_timeout_s * 1e9)
+        self._deadline_ns = time.monotonic_ns() + round(self._finish_timeout_s * 1e9)
 
     @property
     def missing(self) -> list[str]:
@@ -258,6 +284,10 @@ class Master:
             return False
         node = self._runner.clients.get(client)
         return node is None or node.state == STATE_MISSING
+
+    def _left(self, client: str) -> bool:
+        """Tell whether a worker has gone for good: one that is missing may only be slow."""
+        return isinstance(self._runner, MasterRunner) and client not in self._runner.clients
 
     def _name(self, client: str) -> str:
         if isinstance(self._runner, MasterRunner):

@@ -1,6 +1,6 @@
 """What an event says, written into the timeline of its request."""
 
-from vllm_locust.api import Delta, Part, Usage
+from vllm_locust.api import Delta, Part, Usage, plain
 from vllm_locust.timeline import Timeline
 
 
@@ -15,6 +15,8 @@ def note(timeline: Timeline, delta: Delta, at_ns: int) -> None:
                 timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns
             elif part.content and timeline.content_ns is None:
                 timeline.content_ns = timeline.last_ns
+        if timeline.answer is not None:
+            timeline.answer.add(index, plain(part.text), part.thought or "")
         if part.finish_reason is not None:
             timeline.finish_reasons[index] = part.finish_reason
     # With several choices, usage on a chunk is that of its choice; the request's comes in a chunk of its own.

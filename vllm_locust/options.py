@@ -31,6 +31,10 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
     option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
     option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
+    what = "Log every request in a file beside the run: jsonl, as it is without a value, or csv"
+    option("--request-log", nargs="?", const="jsonl", metavar="FORMAT", help=what)
+    what = "Have prompts and answers in the log of requests, too"
+    option("--log-text", default=False, action="store_true", help=what)
     option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
     option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
     option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")

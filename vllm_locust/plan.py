@@ -15,6 +15,7 @@ from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
 from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
 from vllm_locust.quantity import NS_PER_S, duration_s, format_list, share
+from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import Scenario
 from vllm_locust.users import StreamUser, task_tags
@@ -37,6 +38,8 @@ class Plan:
     parts: tuple[str, ...]
     """Labels that will have requests, in the order of the files."""
     generator_limits: Limits = DEFAULTS
+    request_log: str = ""
+    """Format of the log of requests, empty where none is wanted."""
     remarks: tuple[str, ...] = field(default=())
 
 
@@ -77,6 +80,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         insecure=bool(options.insecure),
         ca_pem=read_ca(options.ca_file) if options.ca_file else None,
     )
+    log_format = request_log(options)
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
     remarks = [*_remarks(streaming, scenarios, target, options)]
@@ -104,6 +108,8 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         tags=tags,
         exclude_tags=exclude,
         exact_length=target.exact_length,
+        request_log=bool(log_format),
+        log_text=bool(options.log_text),
     )
     return Plan(
         settings=settings,
@@ -114,6 +120,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         parts=parts,
         generator_limits=generator_limits(options),
+        request_log=log_format,
         remarks=tuple(remarks),
     )
 
@@ -123,6 +130,16 @@ def generator_limits(options: Any) -> Limits:  # noqa: ANN401 - an argparse name
     texts = {name: getattr(options, flag.removeprefix("--").replace("-", "_")) for name, flag in FLAGS.items()}
     given = {name: share(text, where=FLAGS[name]) for name, text in texts.items() if text not in (None, "")}
     return Limits(**given, given=tuple(given))
+
+
+def request_log(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
+    """Return the format of the log of requests, empty where none is wanted."""
+    given = str(options.request_log or "")
+    if given and given not in FORMATS:
+        raise InputError(f"--request-log is {given!r}, expected {format_list(FORMATS)}")
+    if options.log_text and not given:
+        raise InputError("--log-text is for the log of requests; add --request-log")
+    return given
 
 
 def _has_work(plan: Scenario, tags: tuple[str, ...], exclude: tuple[str, ...]) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import gevent
+import gevent.event
 import locust
 from locust import events
 from locust.env import Environment
@@ -29,6 +30,7 @@ from vllm_locust import (
     plan,
     progress,
     report,
+    requestlog,
     results,
     summary,
     verdict,
@@ -99,7 +101,9 @@ class Plugin:
         self._runner = runner
         assert environment.parsed_options is not None  # noqa: S101 - `attach` has looked
         self._options = environment.parsed_options
-        self._master = Master(runner)
+        self._results = Path(self._options.results)
+        finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
+        self._master = Master(runner, self._results, finish_timeout_s)
         self._prepared: plan.Plan | None = None
         self._started = ""
         self._name = "run"
@@ -109,10 +113,13 @@ class Plugin:
         """Whether --reset-stats has had its one reset of the run."""
         self._run: results.Run | None = None
         self._saved: Path | None = None
+        self._log: Path | None = None
+        self._written = gevent.event.Event()
+        """Set unless the log of requests is being written."""
+        self._written.set()
         self._metrics = ""
-        self._results = Path(self._options.results)
-        self._finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
         plan.generator_limits(self._options)
+        plan.request_log(self._options)
         results.check_writable(self._results)
         self._exporter = exporter.Exporter(self._snapshot)
         port = listener.port_of(self._options.prometheus_port)
@@ -176,7 +183,8 @@ class Plugin:
             return
         if self._master.recording is not None:
             self._exporter.retire(self._master.recording)
-        self._run = self._saved = None
+        self._written.wait()  # the run before may still be writing
+        self._run = self._saved = self._log = None
         self._name, self._users, self._reset = self._options.name or "run", 0, False
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
@@ -184,10 +192,10 @@ class Plugin:
 
     def hurry(self) -> None:
         """Cut what still streams, at a second Ctrl-C."""
-        self._master.hurry(self._finish_timeout_s)
+        self._master.hurry()
 
     def _on_test_stopping(self) -> None:
-        self._master.finish(float(self._options.stop_timeout or 0), self._finish_timeout_s)
+        self._master.finish(float(self._options.stop_timeout or 0))
         if not isinstance(self._runner, MasterRunner):
             self._environment.stop_timeout = 0.0
 
@@ -200,15 +208,41 @@ class Plugin:
         code = verdict.exit_code(verdict.findings(self._run.summary, self._run.meta))
         try:
             self._saved = results.save(self._run, self._results)
+            self._log = self._save_log(self._saved.parent)
         except InputError as error:  # the disk is full, say: what was measured is shown all the same
             logger.error("the run is not saved: %s", error)
+            code = ExitCode.NOT_RUN
+        except OSError as error:
+            logger.error("the log of requests is not saved: %s", error)
             code = ExitCode.NOT_RUN
         self._environment.process_exit_code = int(code)
         if not self._options.headless:
             self._print_report()
 
+    def _save_log(self, directory: Path) -> Path | None:
+        """Write the log of requests beside the run, in a thread: it may be long."""
+        log, prepared = self._master.log, self._master.plan
+        if log is None or prepared is None:
+            return None
+        for remark in log.remarks:
+            logger.warning(remark)
+        path = directory / f"requests.{prepared.request_log}"
+
+        def write() -> None:
+            with results.replacing(path) as file:
+                requestlog.write(log.lines(), file, prepared.request_log, texts=prepared.settings.log_text)
+
+        self._written.clear()
+        try:
+            gevent.get_hub().threadpool.apply(write)
+        finally:
+            self._written.set()
+            log.close()
+        return path
+
     def _on_quitting(self) -> None:
         """Ctrl-C: a single process is told to quit before it is stopped, and its exit code is fixed in between."""
+        self._written.wait()
         if not isinstance(self._runner, MasterRunner):
             self._runner.stop()
         if self._environment.process_exit_code is None and self._run is None:
@@ -231,7 +265,7 @@ class Plugin:
 
     def _print_report(self) -> None:
         if self._run is not None:
-            where = {"Saved": self._saved, "Metrics": self._metrics}
+            where = {"Saved": self._saved, "Requests": self._log, "Metrics": self._metrics}
             lines = "".join(f"{label:10}{place}\n" for label, place in where.items() if place)
             text = report.text(self._run, full=bool(self._options.full))
             # Locust's --json has stdout to itself.
@@ -271,7 +305,11 @@ class Plugin:
             missing_workers=master.missing,
             generator_limits=prepared.generator_limits,
             ended_early=early,
-            remarks=[*prepared.remarks, *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks)],
+            remarks=[
+                *prepared.remarks,
+                *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks),
+                *(master.log.remarks if master.log is not None else ()),
+            ],
         )
 
     # While it runs

@@ -7,10 +7,12 @@ gives the same summary to the last digit.
 import os
 import re
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -58,9 +60,16 @@ def save(run: Run, directory: Path) -> Path:
     }
     data = _encode(content)
     try:
-        return _write(_new_directory(directory, f"{_slug(run.meta.name)}_{_stamp(run.meta.started)}"), data)
+        target = _new_directory(directory, f"{_slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
+        try:
+            with replacing(target) as file:
+                file.write(data)
+        except OSError:
+            target.parent.rmdir()
+            raise
     except OSError as error:
         raise _unwritable(directory, error) from error
+    return target
 
 
 def _encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
@@ -92,19 +101,19 @@ def _new_directory(parent: Path, name: str) -> Path:
             return directory
 
 
-def _write(directory: Path, data: bytes) -> Path:
-    temporary, target = directory / f".{FILE_NAME}.part", directory / FILE_NAME
+@contextmanager
+def replacing(target: Path) -> Iterator[IO[bytes]]:
+    """Open a file that is there once all of it is written, and not at all where that fails."""
+    temporary = target.with_name(f".{target.name}.part")
     try:
         with temporary.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(target)
-    except OSError:
+    except BaseException:
         temporary.unlink(missing_ok=True)
-        directory.rmdir()
         raise
-    return target
 
 
 def _slug(name: str) -> str:

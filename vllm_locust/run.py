@@ -47,6 +47,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     exclude_tags: tuple[str, ...] = ()
     exact_length: bool = True
     """Whether the server takes `min_tokens` and `ignore_eos`."""
+    request_log: bool = False
+    log_text: bool = False
+    """Whether prompts and answers are in that log."""
 
     def __repr__(self) -> str:
         """Leave the secret out."""

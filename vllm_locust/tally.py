@@ -4,6 +4,8 @@ What failures do to the numbers is decided here: `ttft` and gaps, which were tak
 `e2el` and `output_tokens` come from ok requests alone; a request that the end of the run cut leaves its age.
 """
 
+from itertools import pairwise
+
 from vllm_locust.cell import Cell
 from vllm_locust.recording import Failure
 from vllm_locust.timeline import CUT, Outcome, Timeline
@@ -22,7 +24,7 @@ def count_end(timeline: Timeline, cell: Cell) -> None:
     _count_tokens(timeline, cell)
     if timeline.ttfc_ns is not None:
         cell.histogram("ttfc").add(timeline.ttfc_ns)
-    longest_ns = _longest_gap_ns(timeline)
+    longest_ns = longest_gap_ns(timeline)
     if longest_ns is not None:
         cell.histogram("itl_max").add(longest_ns)
     if timeline.coalesced:
@@ -64,13 +66,19 @@ def _count_tokens(timeline: Timeline, cell: Cell) -> None:
         cell.histogram("cached_tokens").add(timeline.cached_tokens)
 
 
-def _longest_gap_ns(timeline: Timeline) -> int | None:
-    """Return the largest gap; a stream that was waited for in vain has an open one."""
+def longest_gap_ns(timeline: Timeline) -> int | None:
+    """Return the largest gap; a stream that was waited for in vain has an open one.
+
+    Gaps that were not harvested count as well: where statistics were reset while it ran, nobody harvests the rest.
+    """
     if timeline.coalesced or timeline.last_ns is None or timeline.done_ns is None:
         return None
+    gaps_ns = [b - a for choice in timeline.choices.values() for a, b in pairwise(choice.times)]
+    if timeline.longest_gap_ns is not None:
+        gaps_ns.append(timeline.longest_gap_ns)
     if timeline.outcome in (Outcome.IDLE_TIMEOUT, Outcome.TOKEN_TIMEOUT, Outcome.TOTAL_TIMEOUT):
-        return max(timeline.longest_gap_ns or 0, timeline.done_ns - timeline.last_ns)
-    return timeline.longest_gap_ns
+        gaps_ns.append(timeline.done_ns - timeline.last_ns)
+    return max(gaps_ns, default=None)
 
 
 def _count_ok(timeline: Timeline, cell: Cell) -> None:

@@ -26,6 +26,8 @@ from enum import StrEnum
 import numpy as np
 import numpy.typing as npt
 
+from vllm_locust.answer import Answer
+
 COALESCED_EVENTS = 8
 """A request of at least so many token events that came in at most `COALESCED_READS` reads was buffered on its way."""
 COALESCED_READS = 2
@@ -172,6 +174,11 @@ class Timeline:
     """Of each read that completed token events, in a row: when, their number, lag, uncertainty, whether the kernel
     stamped it."""
     longest_gap_ns: int | None = None
+    user_class: str = ""
+    answer: Answer | None = None
+    """Where the texts of the answer go, if they are wanted."""
+    secret: str = field(default="", repr=False)
+    """What no message may show; some servers repeat the key that they refuse."""
 
     def token_event(self, index: int, at_ns: int, tokens: int) -> None:
         """Remember one token event; `tokens` is the exact number so far of its choice, or 0 where it is not told."""
@@ -200,6 +207,8 @@ class Timeline:
         """Fix how the request ended; `message` is shortened to one line of 200 characters."""
         self.outcome = outcome
         self.done_ns = at_ns
+        if self.secret:
+            message = message.replace(self.secret, "***")
         self.message = " ".join(message.split())[:200]
 
     @property

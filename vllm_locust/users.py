@@ -80,6 +80,7 @@ class StreamUser(FastHttpUser):
             scenario=scenario,
             endpoint=self.endpoint,
             called_ns=time.monotonic_ns(),
+            user_class=type(self).__name__,
             expected_tokens=body["max_tokens"] if body.get("ignore_eos") and expected_tokens else None,
         )
         try:

@@ -12,7 +12,7 @@ from locust.env import Environment
 from locust.runners import Runner, WorkerRunner
 
 from vllm_locust import __version__
-from vllm_locust.cluster import ACK, FINISH, HELLO, POLL_S, REFUSED, REPORT, RESET, START, TICK_S
+from vllm_locust.cluster import ACK, FINISH, HELLO, LOG, POLL_S, REFUSED, REPORT, RESET, ROWS, START, TICK_S
 from vllm_locust.generator import Generator
 from vllm_locust.origin import tls_context
 from vllm_locust.plan import stream_classes
@@ -23,6 +23,8 @@ logger = logging.getLogger(__name__)
 
 _LINGER_S = 2.0
 """How long a worker that was interrupted waits for the master to have its final state."""
+_LOG_LINGER_S = 5.0
+"""How long it waits to be asked for more of its log: the master asks again each second (`vllm_locust.download`)."""
 
 
 class Worker:
@@ -35,11 +37,14 @@ class Worker:
         self._generator = generator
         self._ticker: gevent.Greenlet | None = None
         self._unacknowledged = 0
+        self._asked_s = 0.0
+        """When the master last wanted something of the log."""
         runner.register_message(START, self._on_start)
         runner.register_message(RESET, self._on_reset)
         runner.register_message(ACK, self._on_ack)
         # Concurrent: it waits for streams, and the messages behind it must not.
         runner.register_message(FINISH, self._on_finish, concurrent=True)
+        runner.register_message(LOG, self._on_log, concurrent=True)  # waits for a disk
         # Locust's worker takes messages before it runs listeners of `init`: a start may have come too early for us.
         if isinstance(runner, WorkerRunner):
             runner.send_message(HELLO, {"version": __version__})
@@ -88,6 +93,17 @@ class Worker:
         else:
             self.finish(finish)
 
+    def _on_log(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        log, run = self._generator.log, self._generator.run
+        if (
+            log is not None
+            and run.phase is Phase.FINISHED
+            and run.start is not None
+            and run.start.run == msg.data["run"]
+        ):
+            self._asked_s = time.monotonic()
+            self._runner.send_message(ROWS, {"run": run.start.run, **log.piece(msg.data["offset"])})
+
     def hurry(self) -> None:
         """Cut what still streams, at a second Ctrl-C."""
         if self._generator.run.phase is Phase.FINISHING:
@@ -109,6 +125,7 @@ class Worker:
             generator.harvest()
         if generator.run.phase in (Phase.RUNNING, Phase.FINISHING):
             self._send(encode_report(generator.tick(self._runner.user_count)))
+            generator.write_log()
         elif generator.run.phase is Phase.FINISHED and self._unacknowledged:
             self._send(encode_report(generator.report()), last=True)
 
@@ -136,10 +153,19 @@ class Worker:
             self.finish(Finish(run=start.run, windows=windows, stop_timeout_s=start.settings.stop_timeout_s))
         while run.phase is Phase.FINISHING:
             gevent.sleep(POLL_S)
-        self._wait(lambda: not self._unacknowledged, _LINGER_S)
+        if self._wait(lambda: not self._unacknowledged, _LINGER_S):
+            self._hand_over()
+
+    def _hand_over(self) -> None:
+        """Stay for as long as the master, which is there, wants something of the log."""
+        log, self._asked_s = self._generator.log, time.monotonic()
+        while log is not None and not log.delivered and time.monotonic() < self._asked_s + _LOG_LINGER_S:
+            gevent.sleep(POLL_S)
 
     @staticmethod
-    def _wait(until: Callable[[], bool], seconds: float) -> None:
+    def _wait(until: Callable[[], bool], seconds: float) -> bool:
+        """Wait until something holds, at most so many seconds; returns whether it does."""
         deadline = time.monotonic() + seconds
         while not until() and time.monotonic() < deadline:
             gevent.sleep(POLL_S)
+        return until()

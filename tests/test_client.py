@@ -49,9 +49,10 @@ from emitter import (
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.origin import Origin, origin_of
 from vllm_locust.timeline import Outcome, Timeline
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Pool
 
 MS = 1_000_000
@@ -60,7 +61,7 @@ UNSTAMPED_NS = 2_000 * MS
 """How late a time may be that the kernel did not stamp: the machine stalls now and then."""
 TRIES = 3
 """A process without a CPU gets two segments in one read, and then one time for both; that is chance, a fault is not."""
-PATIENT = Limits(connect_s=5, first_token_s=20, idle_s=20)
+PATIENT = Timeouts(connect_s=5, first_token_s=20, idle_s=20)
 
 
 CLIENTS: list[Client] = []
@@ -94,9 +95,9 @@ class Measured(NamedTuple):
         return [int(gap) for gap in self.timeline.gaps_ns()]
 
 
-def client_of(server: Server, limits: Limits = PATIENT, *, keep_alive: bool = True) -> Client:
+def client_of(server: Server, timeouts: Timeouts = PATIENT, *, keep_alive: bool = True) -> Client:
     origin, prefix = origin_of(server.url)
-    CLIENTS.append(Client(Pool(origin, keep_alive=keep_alive), limits, {}, prefix))
+    CLIENTS.append(Client(Pool(origin, keep_alive=keep_alive), timeouts, {}, prefix))
     return CLIENTS[-1]
 
 
@@ -109,12 +110,14 @@ def stream(client: Client, endpoint: str = "chat") -> Timeline:
     return timeline
 
 
-def measure(emitter: Emitter, answer: Answer | Script, endpoint: str = "chat", limits: Limits = PATIENT) -> Measured:
+def measure(
+    emitter: Emitter, answer: Answer | Script, endpoint: str = "chat", timeouts: Timeouts = PATIENT
+) -> Measured:
     """Ask once, on a new connection; the time of every token event is that of its sending."""
     answer = answer if isinstance(answer, Answer) else Answer(answer)
     for _ in range(TRIES):
         server = emitter.serve(answer)
-        timeline = stream(client_of(server, limits), endpoint)
+        timeline = stream(client_of(server, timeouts), endpoint)
         measured = Measured(timeline, answer, server.replies()[0])
         assert_as_sent(measured)
         if latest_ns(measured) <= LATE_NS:
@@ -748,7 +751,7 @@ def test_a_connection_that_breaks_before_any_answer_is_lost_and_not_tried_again(
 def test_case_31_silence_in_the_middle(emitter: Emitter) -> None:
     """Sources: fw-ai/benchmark#91, aaif-goose/goose#8110, AtomicBot-ai/atomic-agent#323."""
     answer = Answer(script(*REF[:2]), ending=SILENCE)
-    measured = measure(emitter, answer, limits=Limits(first_token_s=20, idle_s=2))
+    measured = measure(emitter, answer, timeouts=Timeouts(first_token_s=20, idle_s=2))
     assert_failed_after(measured, Outcome.IDLE_TIMEOUT, tokens=1)
     timeline = measured.timeline
     assert timeline.done_ns is not None
@@ -760,7 +763,7 @@ def test_case_31_comments_keep_a_stream_alive(emitter: Emitter) -> None:
     """Sources: as above."""
     comments = [(at, b": still here\n\n") for at in range(1000, 9000, 800)]
     tail = [(9000, token("pha")), (9000, FINISH), (9000, usage(7, 2)), (9000, DONE)]
-    measured = measure(emitter, script(*REF[:2], *comments, *tail), limits=Limits(first_token_s=20, idle_s=1.2))
+    measured = measure(emitter, script(*REF[:2], *comments, *tail), timeouts=Timeouts(first_token_s=20, idle_s=1.2))
     assert_numbers(measured, tokens=2)
     assert measured.timeline.comments == len(comments)
 
@@ -769,7 +772,7 @@ def test_case_31_comments_do_not_put_off_the_limit_of_the_first_token(emitter: E
     """Sources: as above."""
     answer = Answer(script((1, ROLE), *((at, b": queued\n\n") for at in range(50, 4000, 50)), (4000, token("late"))))
     server = emitter.serve(answer)
-    client = client_of(server, Limits(first_token_s=0.3))
+    client = client_of(server, Timeouts(first_token_s=0.3))
     timeline = stream(client)
     assert (timeline.outcome, timeline.message) == (Outcome.FIRST_TOKEN_TIMEOUT, "no token within 0.3 s")
     assert timeline.done_ns is not None
@@ -779,7 +782,7 @@ def test_case_31_comments_do_not_put_off_the_limit_of_the_first_token(emitter: E
 
 
 def test_a_server_that_never_answers_is_a_first_token_timeout(emitter: Emitter) -> None:
-    timeline = measure(emitter, Answer([], framing=RAW, ending=SILENCE), limits=Limits(first_token_s=0.2)).timeline
+    timeline = measure(emitter, Answer([], framing=RAW, ending=SILENCE), timeouts=Timeouts(first_token_s=0.2)).timeline
     assert timeline.outcome is Outcome.FIRST_TOKEN_TIMEOUT
     assert_no_samples(timeline)
 
@@ -1145,7 +1148,7 @@ def test_a_killed_user_is_a_cancelled_request_and_goes_on_dying(emitter: Emitter
 
 def test_a_server_that_does_not_read_its_request_is_a_first_token_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Limits(first_token_s=0.3), {})
+        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Timeouts(first_token_s=0.3), {})
         timeline = Timeline("id", "short", "chat", monotonic_ns())
         client.stream(timeline, b"x" * 24_000_000)
     assert timeline.outcome is Outcome.FIRST_TOKEN_TIMEOUT
@@ -1293,7 +1296,7 @@ ANSWERS = st.one_of(
 @given(answer=ANSWERS)
 def test_whatever_bytes_come_there_is_one_outcome_and_the_next_request_works(emitter: Emitter, answer: Answer) -> None:
     server = emitter.serve([answer, Answer([(0, WHOLE)], ending=KEEP)])
-    client = client_of(server, Limits(connect_s=5, first_token_s=5, idle_s=5))
+    client = client_of(server, Timeouts(connect_s=5, first_token_s=5, idle_s=5))
     timeline = stream(client)
     server.replies()
     gevent.sleep(0.005)  # what came after the end of the answer would else belong to the next one

@@ -18,6 +18,7 @@ LAYERS = [
         "terminal",
         "histogram",
         "timeline",
+        "timeouts",
         "cell",
         "recording",
         "sse",
@@ -72,7 +73,20 @@ LAYERS = [
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
-    *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
+    *(
+        "errors",
+        "quantity",
+        "histogram",
+        "timeline",
+        "timeouts",
+        "cell",
+        "recording",
+        "sse",
+        "api",
+        "prompts",
+        "scenario",
+        "run",
+    ),
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
 ]

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from vllm_locust import api, scenario
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.errors import ExitCode, InputError, TargetError
 from vllm_locust.generator import request_body
 from vllm_locust.origin import origin_of, read_ca
@@ -16,6 +16,7 @@ from vllm_locust.run import new_run_id
 from vllm_locust.scenario import Part, Pick
 from vllm_locust.terminal import printable
 from vllm_locust.timeline import Outcome, Timeline
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Pool
 
 _COUNTED = 256
@@ -73,7 +74,7 @@ def _try_parts(access: Access, target: Target, plan: scenario.Scenario) -> Itera
     """Ask for one answer per part and endpoint, each to the part's longest prompt; yields those that failed."""
     origin, prefix = origin_of(access.url, insecure=access.insecure, ca_pem=access.ca_pem)
     headers = {"Authorization": f"Bearer {access.api_key}"} if access.api_key else {}
-    client = Client(Pool(origin), Limits(), headers, prefix)
+    client = Client(Pool(origin), Timeouts(), headers, prefix)
     for endpoint in target.endpoints:
         for part in plan.parts:
             timeline = _try(client, target, endpoint, part)

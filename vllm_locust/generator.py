@@ -13,7 +13,7 @@ import gevent
 import gevent.event
 
 from vllm_locust import api, scenario
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.hub import hub
 from vllm_locust.origin import origin_of
 from vllm_locust.prompts import Prompt
@@ -56,7 +56,7 @@ class Generator:
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         if self._client is not None:
             self._client.pool.close()
-        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), Limits(), headers, prefix)
+        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), settings.timeouts, headers, prefix)
         # A full collection looks at all that Locust ever made, or at all that a thousand streams have, and keeps the
         # loop away for longer than a token takes. Streams leave no garbage that only a collection finds.
         gc.unfreeze()
@@ -103,6 +103,7 @@ class Generator:
             away_ns=loop.take_longest_away_ns(),
             stalled_ns=loop.take_stalled_ns(),
             core_wait_ns=loop.core_wait.take_ns(),
+            silence_ns=self._client.longest_silence_ns,
         )
         loop.rest(self.recorder.take_gaps_ns())
 

@@ -32,6 +32,15 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
     option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
     option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
+    option("--connect-timeout", default="10s", help="How long to wait for a connection; default: 10s")
+    what = "How long to wait for the first token, from when the request left, or none"
+    option("--first-token-timeout", default="300s", help=f"{what}; default: 300s, since a queued request may wait long")
+    what = "How long a stream that has begun may send nothing at all, or none"
+    option("--idle-timeout", default="120s", help=f"{what}; default: 120s")
+    what = "How long a stream that has begun may send no token, whatever else it sends"
+    option("--token-timeout", default="none", help=f"{what}; default: none")
+    what = "How long a request may take in all, from when it left"
+    option("--total-timeout", default="none", help=f"{what}; default: none")
     option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
     option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
     what = "Most that 1 percent of the token times may be uncertain by, of the median gap"

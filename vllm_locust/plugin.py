@@ -113,6 +113,7 @@ class Plugin:
         self._results = Path(self._options.results)
         self._finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
         plan.generator_limits(self._options)
+        plan.timeouts(self._options)
         results.check_writable(self._results)
         self._exporter = exporter.Exporter(self._snapshot)
         port = listener.port_of(self._options.prometheus_port)
@@ -280,11 +281,12 @@ class Plugin:
         ticks = 0
         while True:
             gevent.sleep(TICK_S)
-            if self._master.phase is not Phase.RUNNING:
+            if self._master.phase not in (Phase.RUNNING, Phase.FINISHING):
                 continue
             ticks += 1
-            self._users = max(self._users, self._runner.target_user_count)
-            self._master.watch()
+            if self._master.phase is Phase.RUNNING:
+                self._users = max(self._users, self._runner.target_user_count)
+                self._master.watch()
             self._update_rows()
             if self._options.headless and ticks % _PROGRESS_S == 0:
                 print(self._progress_line(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal

@@ -138,18 +138,21 @@ class Recorder:
         away_ns: int,
         stalled_ns: int = 0,
         core_wait_ns: int | None = None,
+        silence_ns: int = 0,
     ) -> None:
         """Take what is new, note the gauges, and seal what is complete.
 
         Everything that arrived before `swept_ns` has been read; `unparsed_ns` is when the oldest bytes arrived that
         nobody has parsed, `away_ns` the longest time for which the loop was away since the last tick, `stalled_ns` the
-        sum of all long ones, and `core_wait_ns` that of its long waits for a core.
+        sum of all long ones, `core_wait_ns` that of its long waits for a core, and `silence_ns` how long the quietest
+        stream has been silent.
         """
         held_ns = self.harvest()
         self._flight(now_ns, 0)
         self._spend(now_ns)
         gauges = self._windows.at(now_ns).gauges
         gauges.users_last = users
+        gauges.silence_last_ns = silence_ns
         gauges.loop_lag_ns = max(gauges.loop_lag_ns, away_ns)
         gauges.stalled_ns += stalled_ns
         if core_wait_ns is not None:

@@ -48,6 +48,8 @@ class Gauges(msgspec.Struct, array_like=True, kw_only=True):
     where the system does not say."""
     stalled_ns: int = 0
     """Sum of the times, of `hub.STALL_NS` and longer each, for which the event loop was away."""
+    silence_last_ns: int = 0
+    """For how long the quietest stream in flight had sent no byte."""
 
 
 class Failure(msgspec.Struct, kw_only=True):

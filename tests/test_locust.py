@@ -15,6 +15,8 @@ import pytest
 from processes import (
     MIXED,
     assert_clean,
+    free_port,
+    get,
     headless,
     locust,
     process,
@@ -258,6 +260,9 @@ def test_custom_events_fire_once_per_request_with_what_the_recording_holds(tmp_p
         (["--host", "nonsense"], 2, "--host 'nonsense'"),
         (["--host", "http://me:secret@127.0.0.1"], 2, "--host has a user name or password in it"),
         (["--results", "/proc/results"], 2, "--results"),
+        (["--idle-timeout", "0s"], 2, "--idle-timeout is 0s, expected a duration above 0, or none"),
+        (["--connect-timeout", "none"], 2, "--connect-timeout is none, expected a duration like 10s"),
+        (["--total-timeout", "soon"], 2, "--total-timeout: 'soon' is not a duration"),
         (["--prometheus-port", "70000"], 2, "--prometheus-port is '70000'"),
     ],
 )
@@ -269,6 +274,29 @@ def test_bad_input_is_refused_in_words_before_the_first_request(
     assert (found, said in output, "Traceback" in output) == (code, True, False), output
     assert "secret" not in output
     assert served(server) == before
+
+
+def test_case_31_a_stream_that_hangs_is_seen_while_it_does_and_ends_at_the_limit_that_was_set(tmp_path: Path) -> None:
+    """Sources: fw-ai/benchmark#91, aaif-goose/goose#8110, AtomicBot-ai/atomic-agent#323."""
+    port = free_port()
+    waits = ["--first-token-timeout", "30s", "--idle-timeout", "4s"]
+    options = [*waits, "--prometheus-port", str(port), "--stop-timeout", "20"]
+    with simulator(tmp_path, "--ttft", "20ms", "--itl", "60s") as url:
+        command = locust(*headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "2s"), *options)
+        with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+            wait_for(lambda: silence_s(port) >= 2, "silence in the metrics")
+            code = running.wait()
+    total = saved(tmp_path)["summary"]["total"]
+    assert (code, total["outcomes"]["idle_timeout"]) == (3, total["requests"])
+    assert (total["ttft"]["count"], total["itl_max"]["min"] >= 4) == (total["requests"], True)
+    assert "no byte for 4 s after 1 token event" in running.output
+
+
+def silence_s(port: int) -> float:
+    found = re.search(
+        r"^vllm_locust_longest_silence_seconds (.*)$", get(f"http://127.0.0.1:{port}/metrics"), re.MULTILINE
+    )
+    return float(found[1]) if found else 0.0
 
 
 def test_a_broken_prompt_file_is_refused_with_line_and_reason(tmp_path: Path, server: str) -> None:

@@ -299,6 +299,25 @@ def silence_s(port: int) -> float:
     return float(found[1]) if found else 0.0
 
 
+def test_case_24_events_tell_how_many_tokens_they_carry_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Sources: vllm-project/vllm#42661, #46652, #55276; ai-dynamo/aiperf#1279."""
+    with simulator(tmp_path, *FAST) as url:
+        arguments = [*headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "2s"), "--continuous-usage"]
+        code, output = run(tmp_path, arguments)
+    total, meta = saved(tmp_path)["summary"]["total"], saved(tmp_path)["meta"]
+    assert (code, meta["counting"]) == (0, {"continuous_usage": True, "token_ids": False})
+    assert total["itl_token"] == total["itl"]
+    assert total["itl"]["count"] > 0
+    assert "tokens per event" not in output
+
+
+def test_case_24_a_server_that_does_not_tell_what_was_asked_is_reported(tmp_path: Path, server: str) -> None:
+    """The simulator passes `return_token_ids` over."""
+    code, output = run(tmp_path, [*headless(tmp_path, server, "-u", "1", "-t", "2s"), "--token-ids"])
+    assert code == 0
+    assert "told nothing: itl_token is missing" in " ".join(output.split())
+
+
 def test_a_broken_prompt_file_is_refused_with_line_and_reason(tmp_path: Path, server: str) -> None:
     write(tmp_path, '{"prompt": "fine"}\n{"prompt": 5}\n', "prompts.jsonl")
     write(tmp_path, '[part.mine]\nprompts = "prompts.jsonl"\nmax_tokens = 5\n', "mine.toml")

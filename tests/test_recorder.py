@@ -220,6 +220,7 @@ def sampled_of_tokens(request: Request) -> Iterator[Sample]:
         times = [[at for at, c, _ in events if c == choice] for choice in told(request)]
         gaps = [(after, (after - before) * MS) for choice in times for before, after in pairwise(choice)]
         yield from ((at, "itl", gap) for at, gap in gaps)
+        yield from sampled_by_token(events)
         longest = [gap for _, gap in gaps]
         if request.outcome is Outcome.IDLE_TIMEOUT:
             longest.append((done - events[-1][0]) * MS)
@@ -230,6 +231,16 @@ def sampled_of_tokens(request: Request) -> Iterator[Sample]:
     if request.usage is not None:
         yield done, "input_tokens", request.usage[0]
         yield from ((done, "cached_tokens", cached) for cached in request.usage[2:] if cached is not None)
+
+
+def sampled_by_token(events: list[tuple[float, int, int]]) -> Iterator[Sample]:
+    """Yield gaps per token: of events that say, as the one before them, how many tokens there are by now."""
+    for choice in {choice for _, choice, _ in events}:
+        so_far = [(at, tokens) for at, c, tokens in events if c == choice]
+        for i, ((before, known), (at, tokens)) in enumerate(pairwise(so_far), 1):
+            new = tokens - max(tokens for _, tokens in so_far[:i])
+            if known and tokens and new > 0:
+                yield at, "itl_token", int((at - before) * MS) // new
 
 
 def coalesced(request: Request) -> bool:
@@ -499,6 +510,19 @@ def test_case_24_tokens_are_counted_as_they_arrive_where_events_tell_how_many() 
     bundled = total_of(streamed(300, 340, 380, 420, tokens=(4, 8, 12, 16), usage=(7, 16, None)))
     assert (bundled.counters["token_events"], bundled.counters["tokens_received"]) == (4, 16)
     assert (samples(bundled, "itl"), samples(bundled, "tpot")) == ((3, 120), (1, 8))
+    assert samples(bundled, "itl_token") == (3, 30)
+
+
+def test_case_24_a_gap_is_divided_by_the_tokens_of_its_own_event() -> None:
+    first = total_of(streamed(300, 310, 320, 330, 340, 350, tokens=(5, 6, 7, 8, 9, 10), usage=(7, 10, None)))
+    assert (samples(first, "itl"), samples(first, "itl_token")) == ((5, 50), (5, 50))
+    some = total_of(streamed(300, 340, 380, 420, 460, tokens=(4, 8, 0, 16, 20), usage=(7, 20, None)))
+    assert samples(some, "itl_token") == (2, 20)
+
+
+def test_case_24_where_no_event_tells_its_tokens_no_gap_is_divided() -> None:
+    assert samples(total_of(streamed(300, 340, 380, 420, usage=(7, 16, None))), "itl_token") is None
+    assert samples(total_of(streamed(300, 340, 380, tokens=(0, 0, 16), usage=(7, 16, None))), "itl_token") is None
 
 
 def test_case_24_bundled_tokens_belong_to_the_window_of_their_event_however_late_they_are_harvested() -> None:

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from vllm_locust.api import Counting
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
@@ -205,6 +206,21 @@ def test_what_is_unusual_about_tokens_is_said_only_then() -> None:
     plain.counters |= {"tokens_received": 240, "estimated": 1, "coalesced": 2, "short_outputs": 3}
     shown = text(Run.of(recorded({Key("one", "chat"): plain}), Meta()))
     assert all(word in shown for word in words)
+
+
+def test_case_24_of_events_that_bundle_tokens_the_report_tells_the_gap_by_token_or_how_to_have_it() -> None:
+    """Gaps between events are several times too long for who reads them as gaps between tokens."""
+    cells = {Key("one", "chat"): answered(200, ttft_ms=9, gap_ms=40, tokens=4)}
+    (cell,) = cells.values()
+    cell.counters["tokens_received"] = 4 * cell.counters["token_events"]
+    asked = Meta(counting=Counting(continuous_usage=True))
+    without, in_vain = (" ".join(text(Run.of(recorded(cells), meta)).split()) for meta in (Meta(), asked))
+    cell.histogram("itl_token").add(10 * MS, 600)
+    with_counts = " ".join(text(Run.of(recorded(cells), asked)).split())
+    assert "4.00 tokens per event: gaps are those of events; --continuous-usage asks each for its tokens" in without
+    assert "events were asked how many tokens they carry, and told nothing: itl_token is missing" in in_vain
+    assert "4.00 tokens per event: gaps are those of events; by token 10.0 (p50) and 10.0 ms (p99)" in with_counts
+    assert "told nothing" not in without + with_counts
 
 
 def test_late_samples_and_errors_of_the_plugin_are_named_with_their_worker() -> None:

@@ -140,6 +140,24 @@ def error_message(body: str | bytes) -> str:
     return value if isinstance(value, str) else text
 
 
+class Counting(msgspec.Struct, frozen=True, kw_only=True):
+    """How each event is asked to tell how many tokens it carries: vLLM's ways, others pass them over or refuse them."""
+
+    continuous_usage: bool = False
+    """By the usage so far, `stream_options.continuous_usage_stats`."""
+    token_ids: bool = False
+    """By the ids of its tokens, `return_token_ids`."""
+
+
+def streaming(body: dict[str, Any], model: str, counting: Counting) -> dict[str, Any]:
+    """Return a body that asks for a stream with usage; what it has itself, it keeps."""
+    options: dict[str, bool] = {"include_usage": True}
+    if counting.continuous_usage:
+        options["continuous_usage_stats"] = True
+    ids = {"return_token_ids": True} if counting.token_ids else {}
+    return {"model": model, "stream": True, "stream_options": options, **ids, **body}
+
+
 def encode_body(body: dict[str, Any]) -> bytes:
     """Encode a request's body as UTF-8 JSON."""
     return msgspec.json.encode(body)

@@ -88,19 +88,14 @@ def _try(client: Client, target: Target, endpoint: str, part: Part) -> Timeline:
     prompt = max(part.prompts, key=_size)
     nonce = scenario.nonce(new_run_id(), "check", 0) if part.cold else ""
     chosen = Pick(part, prompt, prompt.output_tokens or part.output_tokens)
-    body = {
-        "model": target.model,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **request_body(chosen, endpoint, nonce, exact_length=target.exact_length),
-    }
+    body = request_body(chosen, endpoint, nonce, exact_length=target.exact_length)
     timeline = Timeline(
         request_id=f"check-{endpoint}-{part.name}".encode("ascii", "replace").decode(),
         scenario=part.name,
         endpoint=endpoint,
         called_ns=time.monotonic_ns(),
     )
-    client.stream(timeline, api.encode_body(body))
+    client.stream(timeline, api.encode_body(api.streaming(body, target.model, api.Counting())))
     return timeline
 
 

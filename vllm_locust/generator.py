@@ -166,8 +166,8 @@ class Generator:
         run, recorder, client = self.run, self.recorder, self._client
         if not run.open or run.start is None or recorder is None or client is None:
             raise GateClosedError
-        body = {"model": run.start.settings.model, "stream": True, "stream_options": {"include_usage": True}, **body}
-        encoded = api.encode_body(body)
+        settings = run.start.settings
+        encoded = api.encode_body(api.streaming(body, settings.model, settings.counting))
         recorder.begin(timeline)
         try:
             client.stream(timeline, encoded, on_first_token)

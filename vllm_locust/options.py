@@ -28,6 +28,10 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--name", form=True, default="run", help="Name of the run, for its directory in --results; default: run")
     option("--results", default="results", metavar="DIR", help="Where runs are saved; default: results")
     option("--window", default="10s", help="Length of the windows that live figures are about; default: 10s")
+    what = "Ask each event how many tokens it carries"
+    how = "by the usage so far (continuous_usage_stats)"
+    option("--continuous-usage", default=False, action="store_true", help=f"{what}, {how}")
+    option("--token-ids", default=False, action="store_true", help=f"{what}, by their ids (return_token_ids)")
     option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
     option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
     option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_locust import scenario
+from vllm_locust.api import Counting
 from vllm_locust.errors import InputError
 from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
 from vllm_locust.origin import read_ca
@@ -101,6 +102,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         insecure=access.insecure,
         ca_pem=access.ca_pem,
         timeouts=timeouts(options),
+        counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
         window_ns=_window_ns(options.window),
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=tags,

@@ -262,6 +262,7 @@ class Plugin:
             scenario_hash=prepared.hash,
             seed=prepared.settings.seed,
             cache=", ".join(sorted(caches)),
+            counting=prepared.settings.counting,
             load={
                 "users": max(self._users, self._runner.target_user_count),
                 "spawn_rate": None if self._environment.shape_class else given.spawn_rate,

@@ -233,8 +233,13 @@ class Recorder:
         if harvest.times:
             ends_ns, gaps_ns = harvest.gaps()
             self._gaps_ns.append(gaps_ns)
+            self._file_gaps(key, "itl", ends_ns, gaps_ns)
+            self._file_gaps(key, "itl_token", *harvest.token_gaps())
+
+    def _file_gaps(self, key: Key, metric: str, ends_ns: npt.NDArray[np.int64], gaps_ns: npt.NDArray[np.int64]) -> None:
+        if ends_ns.size:
             for window, chosen in self._windows.split(ends_ns, gaps_ns):
-                window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
+                window.cells.setdefault(key, Cell()).histogram(metric).add_array(chosen)
 
     # Ends
 

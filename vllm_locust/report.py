@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_locust import fidelity
+from vllm_locust.api import Counting
 from vllm_locust.quantity import format_count, format_duration, format_rate, format_share
 from vllm_locust.results import Run
 from vllm_locust.summary import Meta, Summary
@@ -23,7 +24,7 @@ _ABSENT = "–"
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
 _LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
-_OPTIONAL = ("queue", "connect", "ttfc", "cached_tokens")
+_OPTIONAL = ("itl_token", "queue", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
 _IN_SECONDS = ("e2el",)
 """Metrics that are shown in seconds, all others in milliseconds."""
@@ -154,7 +155,7 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         *labelled("Streams", [_streams(summary["total"]["rates"])]),
         *_outcomes(summary),
         *(labelled("Failures", map(_failure, summary["failures"])) if full else ()),
-        *labelled("Tokens", _token_notes(summary["total"])),
+        *labelled("Tokens", _token_notes(summary["total"], meta)),
         *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
         *labelled("Remarks", [*meta.remarks, *_worker_remarks(summary["fidelity"]["workers"])]),
         *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
@@ -209,10 +210,16 @@ def _failure(kind: Summary) -> str:
     return f"{kind['count']:,} {place} {kind['outcome']}{status}{when}: {kind['message']}"
 
 
-def _token_notes(total: Summary) -> Iterator[str]:
-    counts, per_event = total["counts"], total["tokens"]["tokens_per_event"]
+def _token_notes(total: Summary, meta: Meta) -> Iterator[str]:
+    counts, per_event, by_token = total["counts"], total["tokens"]["tokens_per_event"], total["itl_token"]
     if per_event is not None and f"{per_event:.2f}" != "1.00":
-        yield f"{per_event:.2f} tokens per event: gaps are those of events"
+        yield f"{per_event:.2f} tokens per event: gaps are those of events" + (
+            f"; by token {_cell(by_token, 'p50', 1e3, 6)} (p50) and {_cell(by_token, 'p99', 1e3, 6)} ms (p99)"
+            if by_token["count"]
+            else "; --continuous-usage asks each for its tokens"
+        )
+    if meta.counting != Counting() and total["tokens"]["events"] and not by_token["count"]:
+        yield "events were asked how many tokens they carry, and told nothing: itl_token is missing"
     if counts["zero_gaps"]:
         yield f"{format_share(counts['zero_gaps'], total['itl']['count'])} of the gaps are zero"
     if counts["estimated"]:

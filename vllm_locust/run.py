@@ -14,6 +14,7 @@ from enum import StrEnum
 
 import msgspec
 
+from vllm_locust.api import Counting
 from vllm_locust.scenario import Scenario
 from vllm_locust.timeouts import Timeouts
 
@@ -42,6 +43,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ca_pem: str | None = None
     """Certificates of the server's authority, where it is not a public one."""
     timeouts: Timeouts = Timeouts()
+    counting: Counting = Counting()
     window_ns: int = 10_000_000_000
     stop_timeout_s: float = 60.0
     tags: tuple[str, ...] = ()

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_locust.api import Counting
 from vllm_locust.cell import Cell, Cells, select, total
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
@@ -49,6 +50,8 @@ class Meta:
     scenario_hash: str = ""
     seed: int = 0
     cache: str = ""
+    counting: Counting = field(default_factory=Counting)
+    """How events were asked for the tokens that they carry."""
     load: dict[str, Any] = field(default_factory=dict)
     """`users`, `spawn_rate`, `run_time_s` (or null), `workers`."""
     expected_workers: list[str] = field(default_factory=list)

@@ -84,7 +84,11 @@ class Connection:
             raise
         if origin.tls is not None:
             began_ns = time.monotonic_ns()
-            self._handshake(Tls(origin.tls, origin.host, session), connect_timeout_s)
+            until_ns = began_ns + round(connect_timeout_s * 1e9) - self.connect_ns
+            try:
+                self._handshake(Tls(origin.tls, origin.host, session), until_ns)
+            except SilenceError:
+                raise TimeoutError(f"no TLS handshake within {connect_timeout_s:g} s") from None
             self.connect_ns += time.monotonic_ns() - began_ns
 
     def _readable(self) -> None:
@@ -259,9 +263,8 @@ class Connection:
         if self._full:
             self._read_on()
 
-    def _handshake(self, tls: Tls, timeout_s: float) -> None:
+    def _handshake(self, tls: Tls, until_ns: int) -> None:
         self.tls = tls
-        until_ns = time.monotonic_ns() + round(timeout_s * 1e9)
         self.wait_until(lambda _: until_ns)
         try:
             send_all(self._sock, tls.handshake(b""), until_ns)
@@ -273,9 +276,6 @@ class Connection:
             # What came right behind the handshake is still ciphertext: tickets for a later session.
             while self._reads and (read := self.read()) is not None:
                 tls.decrypt(memoryview(read.data), self._hub.buffer)
-        except SilenceError:
-            self.close()
-            raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None
         except ConnectionLostError as error:
             self.close()
             raise OSError(str(error)) from None

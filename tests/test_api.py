@@ -170,6 +170,7 @@ def test_case_16_usage_comes_with_or_without_choices() -> None:
         ('{"error":"too busy","error_type":"overloaded"}', "message", "too busy"),
         ('{"message":"bad input"}', "error", "bad input"),
         ('{"object":"error","message":"too long","code":400}', "message", "too long"),
+        ('{ "object" : "error" , "message" : "too long" }', "message", "too long"),
         ('{"error":{"code":"context_length_exceeded"}}', "message", '{"error":{"code":"context_length_exceeded"}}'),
         ('{"detail":"gone"}', "error", "gone"),
         ("gone away", "error", "gone away"),
@@ -186,7 +187,13 @@ def test_case_13_a_choice_may_say_that_it_ended_in_an_error() -> None:
     assert found.error == "finish_reason is error"
 
 
-@pytest.mark.parametrize("data", ['{"error":null,"choices":[]}', '{"message":"hello"}', '{"object":"x"}'])
+@pytest.mark.parametrize(
+    "data",
+    [
+        *('{"error":null,"choices":[]}', '{"message":"hello"}', '{"object":"x"}', '{"object":"error "}'),
+        *('{"object":1e999}', '{"object":[-1e999]}', '{"object":1' + "0" * 5000 + "}"),  # numbers that no decoder takes
+    ],
+)
 def test_what_only_looks_like_an_error_is_none(data: str) -> None:
     assert decode(data).error is None
 

@@ -354,6 +354,7 @@ def test_a_file_that_lost_its_end_is_called_truncated(tmp_path: Path) -> None:
         ("<html>", "not JSON"),
         ('{"format": NaN}', "not JSON"),
         ("[" * 100_000, "not JSON|truncated"),
+        ('{"format": "\udcff"}', "not JSON"),
         ("[]", "no run file of vllm-locust"),
         ('{"date": "20260102", "backend": "vllm"}', "no run file of vllm-locust"),
         (
@@ -367,7 +368,7 @@ def test_a_file_that_lost_its_end_is_called_truncated(tmp_path: Path) -> None:
 def test_a_file_that_is_no_run_is_an_error_of_the_user(tmp_path: Path, content: str, message: str) -> None:
     """One message with the path, never a traceback."""
     path = tmp_path / "other.json"
-    path.write_text(content)
+    path.write_text(content, errors="surrogateescape")
     with pytest.raises(InputError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)

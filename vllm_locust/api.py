@@ -52,7 +52,7 @@ class _Chunk(msgspec.Struct, gc=False):
 
 
 class _Kind(msgspec.Struct):
-    object: Any = None
+    object: msgspec.Raw = msgspec.Raw()  # a number may be one that no decoder takes
 
 
 class Part(msgspec.Struct, frozen=True, gc=False):
@@ -83,6 +83,7 @@ class MalformedError(Exception):
 
 _DECODER = msgspec.json.Decoder(_Chunk)
 _KIND_DECODER = msgspec.json.Decoder(_Kind)
+_ERROR = msgspec.Raw(b'"error"')
 
 
 def decode(data: str, event: str = "message") -> Delta:
@@ -93,7 +94,7 @@ def decode(data: str, event: str = "message") -> Delta:
         if event == "error":
             return Delta([], None, data)
         raise MalformedError(f"{failure}: {data[:120]!r}") from None
-    if chunk.error or event == "error" or (not chunk.choices and _KIND_DECODER.decode(data).object == "error"):
+    if chunk.error or event == "error" or (not chunk.choices and _KIND_DECODER.decode(data).object == _ERROR):
         return Delta([], chunk.usage, error_message(data))
     parts = [_part(choice) for choice in chunk.choices or ()]
     for part in parts:

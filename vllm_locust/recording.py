@@ -146,6 +146,8 @@ def decode_report(data: bytes) -> Report:
         report = _REPORT_DECODER.decode(zlib.decompress(data) if data[:1] == _ZLIB else data)
     except zlib.error as error:
         raise ValueError(f"a compressed report that cannot be read: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:  # only since 0.21 is the first a ValueError
+        raise ValueError(f"no report: {error}") from None
     if report.format != FORMAT:
         raise ValueError(f"report of format {report.format}, this is format {FORMAT}")
     return report

@@ -408,11 +408,12 @@ def test_case_13_an_error_stays_the_error_when_the_connection_breaks_next(emitte
     assert measured.timeline.message == "engine stopped"
 
 
-def test_case_13_a_finish_reason_that_is_an_error(emitter: Emitter) -> None:
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_case_13_a_finish_reason_that_is_an_error(emitter: Emitter, reason: str) -> None:
     """Sources: as above."""
-    measured = measure(emitter, script(*REF[:2], (350, finish("error")), (350, DONE)))
+    measured = measure(emitter, script(*REF[:2], (350, finish(reason)), (350, DONE)))
     assert_failed_after(measured, Outcome.STREAM_ERROR, tokens=1)
-    assert "error" in measured.timeline.message
+    assert measured.timeline.message == f"finish_reason is {reason}"
 
 
 def test_case_13_the_message_of_an_error_is_one_short_line(emitter: Emitter) -> None:
@@ -593,6 +594,17 @@ def test_case_26_one_choice_of_two_that_never_finishes_is_truncated(emitter: Emi
     assert timeline.outcome is Outcome.TRUNCATED
 
 
+def test_case_26_a_choice_that_was_asked_for_and_never_came_is_missing(emitter: Emitter) -> None:
+    """Sources: as above."""
+    answer = Answer(script((20, ROLE), (30, token("t", index=0)), (40, finish(index=0))))
+    server = emitter.serve(answer)
+    client = client_of(server)
+    asked = {n: Timeline(f"request-{n}", "short", "chat", monotonic_ns(), choices_asked=n) for n in (1, 2)}
+    for timeline in asked.values():
+        client.stream(timeline, b'{"stream":true}')
+    assert [timeline.outcome for timeline in asked.values()] == [Outcome.OK, Outcome.TRUNCATED]
+
+
 # C. HTTP and transport
 
 
@@ -624,6 +636,19 @@ def test_case_27_a_200_that_is_no_event_stream(
     assert timeline.message.startswith(body.strip()[:5].decode())
     assert len(timeline.message) <= 200
     assert_no_samples(timeline)
+
+
+@pytest.mark.parametrize("after", [[], [(20, DONE)]])
+def test_case_27_a_whole_answer_in_an_event_is_no_stream(emitter: Emitter, after: Script) -> None:
+    """Sources: as above."""
+    timeline = measure(emitter, script((20, b"data: " + COMPLETION + b"\n\n"), *after)).timeline
+    assert (timeline.outcome, timeline.message) == (Outcome.NOT_STREAMED, "a whole answer in one event")
+    assert_no_samples(timeline)
+
+
+def test_case_12_done_may_stand_among_blanks(emitter: Emitter) -> None:
+    """Sources: infiniflow/ragflow#19498, NVIDIA/nvcf#1826."""
+    assert_numbers(measure(emitter, script(*REF[:-1], (455, b"data:  [DONE] \n\n"))), tokens=4)
 
 
 def test_case_27_an_error_page_is_one_short_line(emitter: Emitter) -> None:

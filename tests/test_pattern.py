@@ -304,6 +304,9 @@ class Scripted:
     def wait_until(self, deadline: Deadline | None) -> None:
         """Wait for nothing."""
 
+    def wait_anew(self) -> None:
+        """Wait for nothing."""
+
     def close(self) -> None:
         """Close nothing."""
 

@@ -29,6 +29,7 @@ class _Choice(msgspec.Struct, gc=False):
     index: int = 0
     delta: _Delta | None = None
     text: str | None = None
+    message: msgspec.Raw = msgspec.Raw()
     finish_reason: str | None = None
     token_ids: list[int] | None = None
 
@@ -75,6 +76,8 @@ class Delta(msgspec.Struct, frozen=True, gc=False):
     usage: Usage | None
     error: str | None
     """Message of an error inside the stream."""
+    whole: bool = False
+    """Whether it is a whole answer, of a server that does not stream."""
 
 
 class MalformedError(Exception):
@@ -84,6 +87,8 @@ class MalformedError(Exception):
 _DECODER = msgspec.json.Decoder(_Chunk)
 _KIND_DECODER = msgspec.json.Decoder(_Kind)
 _ERROR = msgspec.Raw(b'"error"')
+_BROKEN = ("error", "abort")
+"""Finish reasons of an answer that the server did not bring to its end: vLLM's and SGLang's."""
 
 
 def decode(data: str, event: str = "message") -> Delta:
@@ -98,9 +103,9 @@ def decode(data: str, event: str = "message") -> Delta:
         return Delta([], chunk.usage, error_message(data))
     parts = [_part(choice) for choice in chunk.choices or ()]
     for part in parts:
-        if part.finish_reason == "error":
-            return Delta(parts, chunk.usage, "finish_reason is error")
-    return Delta(parts, chunk.usage, None)
+        if part.finish_reason in _BROKEN:
+            return Delta(parts, chunk.usage, f"finish_reason is {part.finish_reason}")
+    return Delta(parts, chunk.usage, None, any(choice.message for choice in chunk.choices or ()))
 
 
 def _part(choice: _Choice) -> Part:

@@ -29,6 +29,7 @@ _END_NS = 1_000_000_000
 _WITHOUT_A_MESSAGE = {
     Outcome.EMPTY: "the answer ended without a token",
     Outcome.TRUNCATED: "the body ended without a finish reason and without [DONE]",
+    Outcome.NOT_STREAMED: "a whole answer in one event",
 }
 """What is said of failures in which the server says nothing."""
 _SERVER_ERRORS = (
@@ -206,7 +207,7 @@ class Client:
         try:
             for event, data in body.events:
                 waiting = timeline.first_ns is None
-                if data == "[DONE]":
+                if data.strip() == "[DONE]":
                     done = True
                 else:
                     error = error or _taken(timeline, body, event, data)
@@ -273,7 +274,9 @@ def _outcome(timeline: Timeline, error: str | None, *, done: bool) -> Outcome:
     """Decide how a 200 whose body came to its end has ended."""
     if error is not None:
         return Outcome.STREAM_ERROR
-    finished = done or (bool(timeline.finish_reasons) and timeline.choices.keys() <= timeline.finish_reasons.keys())
-    if not finished:
+    finished = timeline.finish_reasons.keys()
+    if not done and not (len(finished) >= timeline.choices_asked and timeline.choices.keys() <= finished):
         return Outcome.TRUNCATED
-    return Outcome.OK if timeline.events else Outcome.EMPTY
+    if timeline.events:
+        return Outcome.OK
+    return Outcome.NOT_STREAMED if timeline.whole else Outcome.EMPTY

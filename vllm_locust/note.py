@@ -6,10 +6,11 @@ from vllm_locust.timeline import Timeline
 
 def note(timeline: Timeline, delta: Delta, at_ns: int) -> None:
     """Write into a timeline what an event says that arrived at `at_ns`."""
+    timeline.whole |= delta.whole
     for part in delta.parts:
         index = part.choice
         tokens = _tokens_so_far(timeline, delta, part) if delta.usage is not None or part.token_ids else 0
-        if part.token or tokens > _known_tokens(timeline, index):
+        if part.token or (tokens > _known_tokens(timeline, index) and not delta.whole):
             timeline.token_event(index, at_ns, tokens)
             if part.reasoning:
                 timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns

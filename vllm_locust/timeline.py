@@ -142,6 +142,8 @@ class Timeline:
     stage: int = 0
     expected_tokens: int | None = None
     """Exact number of output tokens that the body asked for, if it did."""
+    choices_asked: int = 1
+    """How many choices the body asked for (`n`)."""
     scheduled_ns: int | None = None
     in_flight: int = 0
     """Streams of this process that were in flight when it left, itself among them."""
@@ -161,6 +163,8 @@ class Timeline:
     status: int = 0
     message: str = ""
     finish_reasons: dict[int, str] = field(default_factory=dict)
+    whole: bool = False
+    """Whether an event brought a whole answer."""
     input_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None

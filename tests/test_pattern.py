@@ -479,6 +479,14 @@ def test_a_chunk_that_ends_an_event_is_taken_apart_though_it_fit() -> None:
     assert (said["outcome"], said["events"]) == (Outcome.STREAM_ERROR, 2)
 
 
+def test_what_follows_an_error_counts_whether_it_fits_or_is_taken_apart() -> None:
+    token_chunk, error = framed(event(TOKEN % b"a")), framed(b'data: {"error":{"message":"gone"}}\n\n')
+    late = framed(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n')
+    for lessons in (4, 0):
+        said = followed([HEAD, token_chunk, token_chunk, error, token_chunk, late, LAST], lessons)
+        assert (said["outcome"], said["events"], said["input_tokens"]) == (Outcome.STREAM_ERROR, 3, 7)
+
+
 def test_an_event_that_began_in_the_chunk_before_teaches_nothing() -> None:
     begin, end = framed(b'data: {"x":1,\n'), framed(b'data: "choices":[{"index":0,"text":"a"}]}\n\n')
     said = followed([HEAD, begin, end, end, LAST], 4)

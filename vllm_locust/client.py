@@ -210,7 +210,8 @@ class Client:
                 if data.strip() == "[DONE]":
                     done = True
                 else:
-                    error = error or _taken(timeline, body, event, data)
+                    message = _taken(timeline, body, event, data)  # of late events too: usage may follow an error
+                    error = error or message
                 if waiting and timeline.first_ns is not None:
                     connection.patient = not body.sized
                     connection.wait_anew()

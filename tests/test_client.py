@@ -8,11 +8,10 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from time import monotonic_ns, sleep
-from typing import NamedTuple
 
 import gevent
 import pytest
@@ -33,9 +32,7 @@ from emitter import (
     UNTIL_CLOSE,
     Answer,
     Emitter,
-    Reply,
     Script,
-    Server,
     Token,
     Tokens,
     chunk,
@@ -48,6 +45,18 @@ from emitter import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from measuring import (
+    CLIENTS,
+    EARLY_NS,
+    MS,
+    PATIENT,
+    UNSTAMPED_NS,
+    Measured,
+    assert_as_sent,
+    client_of,
+    measure,
+    stream,
+)
 
 from vllm_locust.client import Client
 from vllm_locust.origin import Origin, origin_of
@@ -55,95 +64,7 @@ from vllm_locust.timeline import Outcome, Timeline
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Pool
 
-MS = 1_000_000
-EARLY_NS, LATE_NS = 1 * MS, 10 * MS
-UNSTAMPED_NS = 2_000 * MS
-"""How late a time may be that the kernel did not stamp: the machine stalls now and then."""
-TRIES = 3
-"""A process without a CPU gets two segments in one read, and then one time for both; that is chance, a fault is not."""
-PATIENT = Timeouts(connect_s=5, first_token_s=20, idle_s=20)
-
-
-CLIENTS: list[Client] = []
-"""Those of the test; what they keep open is closed after it."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """What a server does wrong is no traceback, in no greenlet."""
-    yield
-    while CLIENTS:
-        CLIENTS.pop().pool.close()
-    out, err = capfd.readouterr()
-    assert "Traceback" not in out + err
-
-
-class Measured(NamedTuple):
-    """A request that has ended, and what really happened to it."""
-
-    timeline: Timeline
-    answer: Answer
-    reply: Reply
-
-    @property
-    def times(self) -> list[int]:
-        """Times of all token events."""
-        return sorted(at_ns for choice in self.timeline.choices.values() for at_ns in choice.times)
-
-    @property
-    def gaps(self) -> list[int]:
-        return [int(gap) for gap in self.timeline.gaps_ns()]
-
-
-def client_of(server: Server, timeouts: Timeouts = PATIENT, *, keep_alive: bool = True) -> Client:
-    origin, prefix = origin_of(server.url)
-    CLIENTS.append(Client(Pool(origin, keep_alive=keep_alive), timeouts, {}, prefix))
-    return CLIENTS[-1]
-
-
-def stream(client: Client, endpoint: str = "chat") -> Timeline:
-    timeline = Timeline("request-1", "short", endpoint, monotonic_ns())
-    client.stream(timeline, b'{"stream":true}')
-    assert timeline.outcome is not None
-    assert timeline not in client.in_flight
-    assert timeline not in client.reading
-    return timeline
-
-
-def measure(
-    emitter: Emitter, answer: Answer | Script, endpoint: str = "chat", timeouts: Timeouts = PATIENT
-) -> Measured:
-    """Ask once, on a new connection; the time of every token event is that of its sending."""
-    answer = answer if isinstance(answer, Answer) else Answer(answer)
-    for _ in range(TRIES):
-        server = emitter.serve(answer)
-        timeline = stream(client_of(server, timeouts), endpoint)
-        measured = Measured(timeline, answer, server.replies()[0])
-        assert_as_sent(measured)
-        if latest_ns(measured) <= LATE_NS:
-            break
-    else:
-        pytest.fail(f"{latest_ns(measured) / MS} ms late, {TRIES} times")
-    return measured
-
-
-def latest_ns(measured: Measured) -> int:
-    """Return by how much the time of a token event is later than its sending, at most."""
-    truth = [measured.reply.sent[piece][1] for piece in measured.answer.token_pieces]
-    return max((at_ns - sent_ns for at_ns, sent_ns in zip(measured.times, truth, strict=True)), default=0)
-
-
-def assert_as_sent(measured: Measured) -> None:
-    """Each token event has a time from its sending on, and nothing else is one."""
-    timeline, answer, reply = measured
-    truth = [reply.sent[piece] for piece in answer.token_pieces]
-    assert len(measured.times) == len(truth) == timeline.events
-    for at_ns, (before_ns, _) in zip(measured.times, truth, strict=True):
-        assert before_ns - EARLY_NS <= at_ns <= reply.sent[-1][1] + UNSTAMPED_NS
-    assert timeline.sent_ns is not None
-    assert timeline.called_ns <= timeline.sent_ns <= reply.received_ns
-    for first, second in pairwise(measured.times):
-        assert second >= first
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def assert_numbers(measured: Measured, tokens: int) -> None:

@@ -45,7 +45,12 @@ def one(data: str) -> Part:
         {"reasoning": "a"},
         {"reasoning_content": "a"},
         {"reasoning": "a", "reasoning_content": "a", "content": None},
+        {"reasoning_details": [{"type": "reasoning.text", "text": "a"}]},
+        {"role": "assistant", "content": "", "reasoning_details": [{"type": "reasoning.summary", "summary": "a"}]},
         {"refusal": "no"},
+        {"audio": {"id": "a", "transcript": "a"}},
+        {"role": "assistant", "content": None, "audio": {"id": "a", "data": "AAAA"}},
+        {"role": "assistant", "tool_calls": {"index": 0, "function": {"name": None, "arguments": "{"}}},
         {"tool_calls": [{"index": 0, "function": {"name": "get", "arguments": ""}}]},
         {"tool_calls": [{"index": 0, "function": {"arguments": '{"a":1}'}}]},
         {"function_call": {"arguments": "{"}},
@@ -68,6 +73,12 @@ def test_a_delta_with_something_to_show_or_text_held_back_is_a_token_event(delta
         {"role": None, "content": None},
         {"content": None},
         {"reasoning": "", "content": None},
+        {"reasoning_details": [{"type": "reasoning.encrypted", "data": "AAAA"}]},
+        {"reasoning_details": []},
+        {"reasoning_details": "?"},
+        {"audio": {"id": "a", "expires_at": 5}},
+        {"audio": None},
+        {"tool_calls": {}},
         {"refusal": ""},
         {"tool_calls": []},
         {"tool_calls": [{"index": 0, "function": {"name": "", "arguments": ""}}]},
@@ -138,6 +149,12 @@ def test_case_34_a_finish_chunk_without_text_is_no_token_event() -> None:
     assert (part.token, part.finish_reason) == (False, "length")
 
 
+def test_case_11_an_empty_finish_reason_is_none() -> None:
+    """TGI's completions have one in every event but the last."""
+    for data in (chat({"content": "a"}, finish_reason=""), completion(text="a", finish_reason="")):
+        assert (one(data).token, one(data).finish_reason) == (True, None)
+
+
 def test_case_26_choices_keep_their_index() -> None:
     data = json.dumps({"choices": [{"index": 1, "delta": {"content": "b"}}, {"index": 0, "delta": {}}]})
     assert [(part.choice, part.token) for part in decode(data).parts] == [(1, True), (0, False)]
@@ -164,14 +181,24 @@ def test_case_16_usage_comes_with_or_without_choices() -> None:
         (
             '{"error":{"message":"engine stopped","type":"InternalServerError","code":500}}',
             "message",
-            "engine stopped",
+            "code 500: engine stopped",
         ),
         ('{"error":{"message":"engine stopped","code":null}}', "message", "engine stopped"),
-        ('{"error":"too busy","error_type":"overloaded"}', "message", "too busy"),
+        ('{"error":"too busy","error_type":"overloaded"}', "message", "overloaded: too busy"),
         ('{"message":"bad input"}', "error", "bad input"),
-        ('{"object":"error","message":"too long","code":400}', "message", "too long"),
+        ('{"object":"error","message":"too long","code":400}', "message", "code 400: too long"),
         ('{ "object" : "error" , "message" : "too long" }', "message", "too long"),
         ('{"error":{"code":"context_length_exceeded"}}', "message", '{"error":{"code":"context_length_exceeded"}}'),
+        ('{"error":{"message":"a","code":"context_length_exceeded"}}', "message", "context_length_exceeded: a"),
+        ('{"error":{"message":"a","type":"None","param":"None","code":"408"}}', "message", "code 408: a"),
+        ('{"error":{"message":"a","http_status_code":422}}', "message", "code 422: a"),
+        ('{"error":{"message":"a","type":"api_error","param":null,"code":null}}', "message", "api_error: a"),
+        ('{"type":"error","error":{"type":"overloaded_error","message":"a"}}', "message", "overloaded_error: a"),
+        ('{"error":{"message":"a","code":0,"type":""}}', "message", "code 0: a"),
+        ('{"error":{"message":"a","code":{"b":1},"type":["c"]}}', "message", "a"),
+        ('{"error":{"message":"a","type":"' + "x" * 100 + '"}}', "message", "a"),
+        ('{"error":"a","choices":[{"index":0,"delta":{"content":""},"finish_reason":"error"}]}', "message", "a"),
+        ('{"code":400,"message":"a","type":"invalid_request_error"}', "error", "code 400: a"),
         ('{"detail":"gone"}', "error", "gone"),
         ("gone away", "error", "gone away"),
         ("[1,2]", "error", "[1,2]"),
@@ -182,9 +209,22 @@ def test_case_13_and_14_an_error_is_known_in_every_usual_shape(data: str, event:
     assert (found.parts, found.error) == ([], message)
 
 
-def test_case_13_a_choice_may_say_that_it_ended_in_an_error() -> None:
-    found = decode(chat({}, finish_reason="error"))
-    assert found.error == "finish_reason is error"
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_case_13_a_choice_may_say_that_it_ended_in_an_error(reason: str) -> None:
+    for nothing in ({}, {"content": ""}, {"content": None}):
+        found = decode(chat(nothing, finish_reason=reason))
+        assert (found.parts, found.error) == ([], f"finish_reason is {reason}")
+    assert one(chat({"content": "a"}, finish_reason=reason)).token
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [({"code": 502, "message": "a"}, "code 502: a"), ("a", "a"), ({"code": 502}, '{"code":502}'), (["a"], '["a"]')],
+    ids=json.dumps,
+)
+def test_case_13_a_choice_may_carry_its_error(error: Any, message: str) -> None:
+    assert decode(chat({"content": ""}, error=error)).error == message
+    assert decode(chat({"content": "a"}, error=None)).error is None
 
 
 @pytest.mark.parametrize(

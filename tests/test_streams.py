@@ -12,10 +12,10 @@ from captures import EXPECTED, STREAMS, Recording, recording, token_events
 from emitter import KEEP, RAW, RST, Answer, Emitter
 from measuring import EARLY_NS, MS, PATIENT, TRIES, UNSTAMPED_NS, Measured, client_of, stream
 
-from vllm_locust.client import Limits
 from vllm_locust.errors import TargetError
 from vllm_locust.probe import Access, Target, count_tokens, probe
 from vllm_locust.timeline import COALESCED_EVENTS, COALESCED_READS, Outcome, Timeline
+from vllm_locust.timeouts import Timeouts
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
@@ -26,9 +26,9 @@ LATE_NS = (1 if sys.platform == "linux" else 10) * MS
 """Half of the time between two tokens, where the kernel stamps: no event has the time of a later read than its own."""
 
 
-def impatient(outcome: str) -> Limits:
-    """Return limits under which only an answer that falls silent for good is given up, and that soon."""
-    return Limits(connect_s=5, first_token_s=20, idle_s=1) if outcome == "idle_timeout" else PATIENT
+def impatient(outcome: str) -> Timeouts:
+    """Return time limits under which only an answer that falls silent for good is given up, and that soon."""
+    return Timeouts(connect_s=5, first_token_s=20, idle_s=1) if outcome == "idle_timeout" else PATIENT
 
 
 class Piece(bytes):

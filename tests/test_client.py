@@ -290,14 +290,27 @@ def test_case_12_done_and_finish_reason_in_every_combination(emitter: Emitter, t
     assert measured.timeline.completion_tokens == 4
 
 
-def test_case_12_done_may_come_once_for_each_choice(emitter: Emitter) -> None:
+@pytest.mark.parametrize("last_ms", [450, 6000])
+def test_case_12_done_may_come_once_for_each_choice(emitter: Emitter, last_ms: int) -> None:
+    """Source: vllm-project/vllm#378; the end of the body is waited for longer than after the last one."""
+    first = [(300, token("a", index=0)), (350, finish(index=0)), (350, DONE)]
+    second = [(at, token("b", index=1)) for at in range(400, last_ms, 400)]
+    second += [(last_ms, token("c", index=1)), (last_ms, finish(index=1)), (last_ms, DONE)]
+    measured = measure(emitter, script((100, ROLE), *first, *second, (last_ms + 5, usage(7, len(second) - 1))))
+    timeline = measured.timeline
+    assert (timeline.outcome, timeline.output_tokens) == (Outcome.OK, len(second) - 1)
+    assert timeline.finish_reasons == {0: "stop", 1: "stop"}
+    assert [choice.events for choice in timeline.choices.values()] == [1, len(second) - 2]
+
+
+@pytest.mark.parametrize(("ending", "outcome"), [(CLOSE, Outcome.TRUNCATED), (FIN, Outcome.CONNECTION_LOST)])
+def test_case_12_tokens_behind_done_are_of_a_choice_that_has_to_end_too(
+    emitter: Emitter, ending: str, outcome: Outcome
+) -> None:
     """Source: vllm-project/vllm#378."""
     first = [(300, token("a", index=0)), (350, finish(index=0)), (350, DONE)]
-    second = [(400, token("b", index=1)), (450, token("c", index=1)), (450, finish(index=1)), (450, DONE)]
-    measured = measure(emitter, script((100, ROLE), *first, *second, (455, usage(7, 3))))
-    timeline = measured.timeline
-    assert (timeline.outcome, timeline.output_tokens, timeline.events) == (Outcome.OK, 3, 3)
-    assert timeline.finish_reasons == {0: "stop", 1: "stop"}
+    answer = Answer(script((100, ROLE), *first, (400, token("b", index=1)), (450, token("c", index=1))), ending=ending)
+    assert measure(emitter, answer).timeline.outcome is outcome
 
 
 def test_case_12_a_connection_is_drained_before_it_is_used_again(emitter: Emitter) -> None:
@@ -412,6 +425,14 @@ def test_case_13_and_14_errors_as_servers_send_them(emitter: Emitter, error: byt
     timeline = measure(emitter, script(*REF[: tokens + 1], (350, error), (350, DONE))).timeline
     assert (timeline.outcome, timeline.message, timeline.status) == (Outcome.STREAM_ERROR, message, 200)
     assert (timeline.e2el_ns, timeline.tpots_ns()) == (None, [])
+
+
+@pytest.mark.parametrize("after", [b"data: junk\n\n", b"data: {\n\n", bytes(token("pha")) * 3, ENGINE_STOPPED])
+def test_case_13_an_error_stays_the_error_whatever_comes_behind_it(emitter: Emitter, after: bytes) -> None:
+    """Sources: as above."""
+    measured = measure(emitter, script(*REF[:2], (350, ENGINE_STOPPED), (360, after), (370, after), (380, DONE)))
+    assert_failed_after(measured, Outcome.STREAM_ERROR, tokens=1)
+    assert measured.timeline.message == "code 500: engine stopped"
 
 
 def test_case_13_the_message_of_an_error_is_one_short_line(emitter: Emitter) -> None:

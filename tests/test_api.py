@@ -219,12 +219,15 @@ def test_case_13_a_choice_may_say_that_it_ended_in_an_error(reason: str) -> None
 
 @pytest.mark.parametrize(
     ("error", "message"),
-    [({"code": 502, "message": "a"}, "code 502: a"), ("a", "a"), ({"code": 502}, '{"code":502}'), (["a"], '["a"]')],
+    [({"code": 502, "message": "a"}, "code 502: a"), ("a", "a"), ({"code": 502}, '{"code": 502}'), (["a"], '["a"]')],
     ids=json.dumps,
 )
 def test_case_13_a_choice_may_carry_its_error(error: Any, message: str) -> None:
     assert decode(chat({"content": ""}, error=error)).error == message
-    assert decode(chat({"content": "a"}, error=None)).error is None
+    for nothing in (None, {}, ""):
+        assert decode(chat({"content": "a"}, error=nothing)).error is None
+    nested = '{"choices":[{"index":0,"error":' + "[" * 500 + "]" * 500 + "}]}"
+    assert decode(nested).error == "[" * 500 + "]" * 500
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ class _Choice(msgspec.Struct, gc=False):
     message: msgspec.Raw = msgspec.Raw()
     finish_reason: str | None = None
     token_ids: list[int] | None = None
-    error: Any = None
+    error: msgspec.Raw = msgspec.Raw()
 
 
 class _PromptDetails(msgspec.Struct):
@@ -112,15 +112,16 @@ def decode(data: str, event: str = "message") -> Delta:
     choices = chunk.choices or ()
     parts = [_part(choice) for choice in choices]
     for choice in choices:
-        if choice.error or choice.finish_reason in _BROKEN:
-            return Delta([part for part in parts if part.content or part.reasoning], chunk.usage, _choice_error(choice))
+        if (choice.error or choice.finish_reason in _BROKEN) and (error := _choice_error(choice)):
+            return Delta([part for part in parts if part.content or part.reasoning], chunk.usage, error)
     return Delta(parts, chunk.usage, None, any(choice.message for choice in choices))
 
 
-def _choice_error(choice: _Choice) -> str:
-    if choice.error:
-        return _stream_error(msgspec.json.encode(choice.error).decode())
-    return f"finish_reason is {choice.finish_reason}"
+def _choice_error(choice: _Choice) -> str | None:
+    said = bytes(choice.error).decode()
+    if said not in ("", "null", "{}", '""', "false"):
+        return _stream_error(said)
+    return f"finish_reason is {choice.finish_reason}" if choice.finish_reason in _BROKEN else None
 
 
 def _part(choice: _Choice) -> Part:

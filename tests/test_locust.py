@@ -12,6 +12,7 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from emitter import DONE, FINISH, LENGTH, ROLE, Answer, Emitter, Script, Server, delta, usage
 from processes import (
     MIXED,
     assert_clean,
@@ -27,6 +28,7 @@ from processes import (
     wait_for,
 )
 
+YES = delta('{"content":"Yes"}', finish='"length"')
 FAST = ("--ttft", "20ms", "--itl", "2ms")
 
 
@@ -167,6 +169,63 @@ def test_a_server_that_is_gone_is_not_asked_in_a_hot_loop(tmp_path: Path) -> Non
             assert running.wait() == 3
     outcomes = saved(tmp_path)["summary"]["total"]["outcomes"]
     assert 0 < outcomes["connect_failed"] <= 2 * 6
+
+
+def emitted(emitter: Emitter, answer: Answer) -> Server:
+    """Serve one answer to everything but what the probe needs to know."""
+    models = Answer([(0, b'{"data":[{"id":"x"}]}')], content_type="application/json", framing=LENGTH)
+    return emitter.serve({"/v1/models": models, "/v1/chat/completions": answer})
+
+
+CHAT = """
+from vllm_locust import ChatUser
+
+class Short(ChatUser):
+    scenario = "short"
+"""
+
+
+def test_case_29_a_run_in_which_every_request_fails_is_no_success(tmp_path: Path, emitter: Emitter) -> None:
+    """Sources: ggml-org/llama.cpp#16486, vllm-project/vllm#16420, vllm-project/guidellm#444, ai-dynamo/aiperf#688."""
+    error = b'{"error":{"message":"model x not found","code":404}}'
+    server = emitted(emitter, Answer([(2, error)], "404 Not Found", "application/json", framing=LENGTH))
+    code, output = run(tmp_path, headless(tmp_path, server.url, "-u", "2", "-t", "2s"), write(tmp_path, CHAT))
+    summary = saved(tmp_path)["summary"]
+    total = summary["total"]
+    assert code == 3, output
+    assert total["failed"] == sum(total["outcomes"].values()) == total["outcomes"]["http_4xx"] > 0
+    assert [total[name]["count"] for name in ("ttft", "itl", "tpot", "e2el")] == [0, 0, 0, 0]
+    assert [total[name]["p50"] for name in ("ttft", "itl", "tpot", "e2el")] == [None] * 4
+    (failure,) = summary["failures"]
+    assert (failure["outcome"], failure["status"], failure["count"]) == ("http_4xx", 404, total["failed"])
+    assert failure["message"] == "model x not found"
+    assert 'requests failed, most often http_4xx (HTTP status 404): "model x not found"' in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "outcome"),
+    [
+        pytest.param([(10, ROLE), (20, YES), (20, usage(7, 1)), (20, DONE)], "ok", id="one-token"),
+        pytest.param([(10, ROLE), (20, FINISH), (20, usage(7, 0)), (20, DONE)], "empty", id="no-token"),
+    ],
+)
+def test_case_37_a_run_without_a_gap_ends_and_shows_none(
+    tmp_path: Path, emitter: Emitter, pieces: Script, outcome: str
+) -> None:
+    """Sources: vllm-project/vllm#6064, #5895; triton-inference-server/tensorrtllm_backend#619."""
+    server = emitted(emitter, Answer(pieces))
+    code, output = run(tmp_path, headless(tmp_path, server.url, "-u", "2", "-t", "2s"), write(tmp_path, CHAT))
+    total = saved(tmp_path)["summary"]["total"]
+    assert code == {"ok": 0, "empty": 3}[outcome], output
+    number = total["outcomes"][outcome]
+    assert number == sum(total["outcomes"].values()) > 2
+    with_token = number if outcome == "ok" else 0
+    assert (total["ttft"]["count"], total["e2el"]["count"]) == (with_token, with_token)
+    for name in ("itl", "tpot"):
+        assert total[name].pop("count") == 0
+        assert set(total[name].values()) == {None}
+    (row,) = re.findall(r"^short +\d.*$", output, re.MULTILINE)
+    assert "\N{EN DASH}" in row
 
 
 def test_a_class_whose_parts_are_left_out_takes_no_users(tmp_path: Path, server: str) -> None:

@@ -206,7 +206,7 @@ class Client:
         done, error, ending = False, None, False
         try:
             for event, data in body.events:
-                waiting = timeline.first_ns is None
+                before, waiting = timeline.events, timeline.first_ns is None
                 if data.strip() == "[DONE]":
                     done = True
                 else:
@@ -217,8 +217,12 @@ class Client:
                     connection.wait_anew()
                     if on_first_token is not None:
                         on_first_token(timeline)
+                if done and timeline.events > before:  # it was the end of a choice: some servers send one for each
+                    done = ending = False
+                    connection.wait_until(partial(self._given_up_ns, timeline))
                 if (done or error is not None) and not ending:
                     ending = True
+                    body.unlearn()
                     _wait_for_the_end(connection)
         except (SilenceError, ConnectionLostError):
             if not done and error is None:

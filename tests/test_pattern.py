@@ -479,12 +479,12 @@ def test_a_chunk_that_ends_an_event_is_taken_apart_though_it_fit() -> None:
     assert (said["outcome"], said["events"]) == (Outcome.STREAM_ERROR, 2)
 
 
-def test_what_follows_an_error_counts_whether_it_fits_or_is_taken_apart() -> None:
+def test_what_follows_an_error_counts_for_nothing_whether_it_would_fit_or_not() -> None:
     token_chunk, error = framed(event(TOKEN % b"a")), framed(b'data: {"error":{"message":"gone"}}\n\n')
     late = framed(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n')
     for lessons in (4, 0):
         said = followed([HEAD, token_chunk, token_chunk, error, token_chunk, late, LAST], lessons)
-        assert (said["outcome"], said["events"], said["input_tokens"]) == (Outcome.STREAM_ERROR, 3, 7)
+        assert (said["outcome"], said["events"], said["input_tokens"]) == (Outcome.STREAM_ERROR, 2, None)
 
 
 def test_an_event_that_began_in_the_chunk_before_teaches_nothing() -> None:

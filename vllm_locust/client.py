@@ -209,9 +209,8 @@ class Client:
                 before, waiting = timeline.events, timeline.first_ns is None
                 if data.strip() == "[DONE]":
                     done = True
-                else:
-                    message = _taken(timeline, body, event, data)  # of late events too: usage may follow an error
-                    error = error or message
+                elif error is None:  # with its error, a stream is over
+                    error = _taken(timeline, body, event, data)
                 if waiting and timeline.first_ns is not None:
                     connection.patient = not body.sized
                     connection.wait_anew()

@@ -245,7 +245,7 @@ def slow_rows(slowest: list[Summary]) -> list[tuple[str | float | None, ...]]:
             printable(slow["request_id"]),
             slow["outcome"],
         )
-        for slow in slowest
+        for slow in sorted(slowest, key=lambda slow: (slow["scenario"], slow["metric"] != "ttft"))
     ]
 
 

@@ -20,6 +20,7 @@ LAYERS = [
         "timeline",
         "timeouts",
         "cell",
+        "slowest",
         "recording",
         "sse",
         "api",
@@ -51,6 +52,7 @@ LAYERS = [
         "summary",
         "verdict",
         "results",
+        "incidents",
         "report",
         "progress",
         "options",
@@ -80,6 +82,7 @@ WITHOUT_GEVENT = [
         "timeline",
         "timeouts",
         "cell",
+        "slowest",
         "recording",
         "sse",
         "api",
@@ -88,7 +91,8 @@ WITHOUT_GEVENT = [
         "run",
     ),
     "cpu",
-    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
+    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results"),
+    *("incidents", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

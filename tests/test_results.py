@@ -238,6 +238,21 @@ def test_failures_come_with_their_count_times_and_message_the_most_frequent_firs
     assert (failures[1]["first_s"], failures[1]["last_s"], failures[1]["message"]) == (2, 3, "no such model")
 
 
+def test_a_share_of_failures_is_of_the_requests_of_their_scenario_that_ended_by_themselves() -> None:
+    cells = {
+        Key("short", "chat"): cell_of({"outcome|ok|200": 6, "outcome|http_4xx|404": 1, "outcome|cancelled|200": 5}),
+        Key("short", "completions"): cell_of({"outcome|http_5xx|500": 3}),
+        Key("long", "chat"): cell_of({"outcome|http_4xx|404": 4}),
+    }
+    found = summary(merged({("w1", 0): cells}, failure(endpoint="completions", outcome="empty")), META)["failures"]
+    assert [(kind["scenario"], kind["endpoint"], kind["count"], kind["share"]) for kind in found] == [
+        ("long", "chat", 4, 1.0),
+        ("short", "completions", 3, 0.3),
+        ("short", "chat", 1, 0.1),
+        ("short", "completions", 0, 0.0),
+    ]
+
+
 def test_fidelity_says_how_data_were_read_and_what_each_worker_was_like() -> None:
     """The worst window counts, but not one that had hardly begun."""
     cell = cell_of({"stamped": 3, "unstamped": 1}, read_lag=[MS, 3 * MS], uncertainty=[0])

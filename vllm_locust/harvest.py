@@ -76,9 +76,13 @@ class Harvest:
         ends = np.cumsum(lengths)
         seams = ends[:-1] - 1
         values[seams] = 0  # from one stretch to the next is no gap
-        longest = np.maximum.reduceat(values, ends - lengths)
-        for (timeline, _), longest_ns in zip(self._stretches, longest.tolist(), strict=True):
-            timeline.longest_gap_ns = max(timeline.longest_gap_ns or 0, longest_ns)
+        starts = ends - lengths
+        longest = np.maximum.reduceat(values, starts)
+        largest = np.flatnonzero(values == np.repeat(longest, lengths)[:-1])  # at least one in each stretch
+        ends_ns = times[1 + largest[np.searchsorted(largest, starts)]]
+        for (timeline, _), longest_ns, end_ns in zip(self._stretches, longest.tolist(), ends_ns.tolist(), strict=True):
+            if timeline.longest_gap_ns is None or longest_ns > timeline.longest_gap_ns:
+                timeline.longest_gap_ns, timeline.longest_gap_end_ns = longest_ns, end_ns
         return np.delete(times[1:], seams), np.delete(values, seams)
 
     def token_gaps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

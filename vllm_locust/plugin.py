@@ -41,6 +41,7 @@ from vllm_locust.generator import generator_of
 from vllm_locust.master import Master
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
+from vllm_locust.terminal import printable
 from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
 from vllm_locust.worker import Worker
 
@@ -74,7 +75,7 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     try:
         plugin = Plugin(environment, runner)
     except InputError as error:
-        _refuse(error)
+        _refuse(error, runner, forked=bool(environment.parsed_options.processes))
     plugin.listen()
     host.interrupt_main_greenlet_only(plugin.hurry)
 
@@ -85,7 +86,10 @@ def restore(environment: Environment, **_: Any) -> None:
         restore_tasks(user_class)
 
 
-def _refuse(error: InputError) -> NoReturn:
+def _refuse(error: InputError, runner: Runner, *, forked: bool) -> NoReturn:
+    if forked:
+        runner.greenlet.kill()  # it would go on to tell of workers that come
+        host.end_forks()
     print(f"vllm-locust: {error}", file=sys.stderr)  # noqa: T201 - the user's terminal
     sys.exit(int(error.exit_code))
 
@@ -122,7 +126,7 @@ class Plugin:
             self._metrics = f"http://localhost:{port}/metrics"
             logger.info("metrics are at %s", self._metrics)
         if environment.web_ui is not None:
-            webui.add_tab(environment.web_ui, lambda: (self._master.recording, self._limits))
+            webui.add_tabs(environment.web_ui, lambda: (self._master.recording, self._limits))
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios
@@ -216,8 +220,15 @@ class Plugin:
             self._environment.process_exit_code = int(ExitCode.NOT_RUN if self._immediate else ExitCode.OK)
 
     def _on_quit(self) -> None:
-        if self._options.headless and self._run is not None:
+        if self._run is None:
+            return
+        if self._options.processes:
+            host.wait_for_forks()
+        if self._options.headless:
             self._print_report()
+        # The server's own words are what the user looks for where nothing worked: nothing is printed after them.
+        if text := verdict.all_failed(self._run.summary):
+            print(f"vllm-locust: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
 
     def _on_reset(self) -> None:
         old = self._master.reset()

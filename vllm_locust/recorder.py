@@ -21,6 +21,7 @@ from vllm_locust import tally
 from vllm_locust.cell import Cell, Key
 from vllm_locust.harvest import Harvest, count_reads
 from vllm_locust.recording import Failure, Report
+from vllm_locust.slowest import Slowest
 from vllm_locust.timeline import Timeline
 from vllm_locust.windows import Windows
 
@@ -66,6 +67,7 @@ class Recorder:
         self._live: dict[Timeline, _Progress] = {}
         self._ended: list[tuple[Timeline, _Progress]] = []
         self._failures: dict[tuple[str, str, str, int], Failure] = {}
+        self._slowest = Slowest()
         self.seq = 0
         """Number of the last report."""
         self._in_flight = 0
@@ -249,6 +251,8 @@ class Recorder:
         if not progress.sent:  # it never got a connection; every request that ends has been counted as due
             cell.count("sent")
         tally.count_end(timeline, cell)
+        if progress.key.phase == "steady":
+            tally.note_slow(timeline, self._slowest.lists, self.worker, self.start_ns)
         if timeline.outcome is not None and timeline.outcome.failed:
             failure = tally.failure(timeline, max(0, timeline.done_ns - self.start_ns))
             known = self._failures.get(failure.kind)
@@ -267,8 +271,10 @@ class Recorder:
             now_ns=now_ns - self.start_ns,
             windows=self._windows.report(self.seq),
             failures=list(self._failures.values()),
+            slowest=self._slowest.report(self.seq),
         )
 
     def acknowledge(self, seq: int) -> None:
         """The master has the report of this number: what has not changed since need not be sent again."""
         self._windows.acknowledge(seq)
+        self._slowest.acknowledge(seq)

@@ -182,6 +182,8 @@ class Timeline:
     """Of each read that completed token events, in a row: when, their number, lag, uncertainty, whether the kernel
     stamped it."""
     longest_gap_ns: int | None = None
+    longest_gap_end_ns: int | None = None
+    """When that gap ended, the first of several that are as long."""
 
     def token_event(self, index: int, at_ns: int, tokens: int) -> None:
         """Remember one token event; `tokens` is the exact number so far of its choice, or 0 where it is not told."""

@@ -305,7 +305,7 @@ def test_runs_resets_and_further_runs_from_the_web_ui(tmp_path: Path, server: st
         browser.post("stop")
         counted = served(server)["completed"]
         wait_for(lambda: len(list((tmp_path / "results").glob("*/run.json"))) == 1, "run file")
-        _check_tab(browser, workers)
+        _check_tab(browser, workers, ended=True)
         page = get(f"http://127.0.0.1:{metrics}/metrics")
         ok = [line for line in page.splitlines() if line.startswith("vllm_locust_requests_total") and '"ok"' in line]
         # Resets do not touch counters; what ran at the reset belongs to neither epoch.
@@ -333,8 +333,11 @@ def _first_run(browser: Browser, server: str) -> None:
     assert browser.row("TTFT", "short")["current_rps"] == 0
 
 
-def _check_tab(browser: Browser, workers: int) -> None:
-    line, *others = browser.tab().items()
+def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
+    rows = browser.tab()
+    streams = rows.pop("now", None)
+    assert streams is None if ended else re.fullmatch(r"\d+ streams in flight", str(streams))
+    line, *others = rows.items()
     assert (line[0], line[1].partition(": ")[0]) in VERDICTS
     assert [name.partition(" (")[0] for name, _ in others] == [f"worker {i + 1}" for i in range(workers)] or ["local"]
     for _, text in others:

@@ -36,7 +36,7 @@ from vllm_locust import (
 )
 from vllm_locust.cluster import TICK_S
 from vllm_locust.errors import ExitCode, InputError
-from vllm_locust.fidelity import DEFAULTS, Limits
+from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
 from vllm_locust.master import Master
 from vllm_locust.quantity import duration_s
@@ -126,7 +126,7 @@ class Plugin:
             self._metrics = f"http://localhost:{port}/metrics"
             logger.info("metrics are at %s", self._metrics)
         if environment.web_ui is not None:
-            webui.add_tabs(environment.web_ui, lambda: (self._master.recording, self._limits))
+            webui.add_tabs(environment.web_ui, self._snapshot)
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios
@@ -312,10 +312,6 @@ class Plugin:
         assert master.recording is not None  # noqa: S101 - a run is on
         return progress.line(master.recording, time.monotonic_ns() - master.start_ns, master.live_workers)
 
-    @property
-    def _limits(self) -> Limits:
-        return self._master.plan.generator_limits if self._master.plan else DEFAULTS
-
     def _snapshot(self) -> exporter.Snapshot:
         master = self._master
         running = master.phase in (Phase.RUNNING, Phase.FINISHING)
@@ -325,7 +321,7 @@ class Plugin:
             users=self._runner.user_count if running else 0,
             workers=len(master.live_workers) if running else 0,
             live_workers=master.live_workers,
-            limits=self._limits,
+            limits=master.plan.generator_limits if master.plan else DEFAULTS,
         )
 
 

@@ -15,9 +15,10 @@ from flask import Response, request
 from locust.stats import RequestStats, StatsEntry
 from locust.web import WebUI
 
-from vllm_locust import fidelity, incidents
+from vllm_locust import fidelity, incidents, progress
 from vllm_locust.cell import Cells, select, total
-from vllm_locust.fidelity import Limits, percent
+from vllm_locust.exporter import Snapshot
+from vllm_locust.fidelity import percent
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import format_count, format_duration
 from vllm_locust.recording import Recording
@@ -82,7 +83,7 @@ def _readable_ms(value: float) -> float:
     return round(value, 1 if value >= 1 else 2)
 
 
-def add_tabs(web_ui: WebUI, run: Callable[[], tuple[Recording | None, Limits]]) -> None:
+def add_tabs(web_ui: WebUI, snapshot: Callable[[], Snapshot]) -> None:
     """Give Locust's web UI tabs on the current run, which is asked for as often as its statistics are."""
     watch = Watch()
     args: dict[str, Any] = web_ui.template_args
@@ -105,26 +106,32 @@ def add_tabs(web_ui: WebUI, run: Callable[[], tuple[Recording | None, Limits]]) 
             others = [stats for stats in content.get("extended_stats", ()) if stats.get("key") not in keys]
             ours = [
                 {"key": tab.key, "data": [dict(zip(tab.columns, row, strict=True)) for row in rows]}
-                for tab, rows in zip(_TABS, _rows_of_tabs(*run(), watch), strict=True)
+                for tab, rows in zip(_TABS, _rows_of_tabs(snapshot(), watch), strict=True)
             ]
             response.set_data(app.json.dumps({**content, "extended_stats": [*others, *ours]}))
         return response
 
 
-def _rows_of_tabs(recording: Recording | None, limits: Limits, watch: Watch) -> Iterator[Sequence[Sequence[object]]]:
+def _rows_of_tabs(now: Snapshot, watch: Watch) -> Iterator[Sequence[Sequence[object]]]:
     """Yield the rows of each tab."""
-    if recording is None:
+    if now.recording is None:
         yield from ([("this run", "has not begun")], [], [])
     else:
-        yield _fidelity_rows(recording, limits, watch)
-        yield incidents.failure_rows(failures_of(recording))
-        yield incidents.slow_rows(slowest_of(recording))
+        yield _fidelity_rows(now.recording, now, watch)
+        yield incidents.failure_rows(failures_of(now.recording))
+        yield incidents.slow_rows(slowest_of(now.recording))
 
 
-def _fidelity_rows(recording: Recording, limits: Limits, watch: Watch) -> list[tuple[str, str]]:
-    """Return the verdict on the run so far, and what each worker was like."""
-    seen = fidelity_of(recording, limits, watch.seen(recording))
-    return [("this run", fidelity.line(seen, limits)), *((name, _worker(w)) for name, w in seen["workers"].items())]
+def _fidelity_rows(recording: Recording, now: Snapshot, watch: Watch) -> list[tuple[str, str]]:
+    """Return the verdict on the run so far, what streams while it goes on, and what each worker was like."""
+    seen = fidelity_of(recording, now.limits, watch.seen(recording))
+    flying = progress.in_flight(recording.totals_of(()).values())
+    streams = progress.streams(flying, progress.silence_s(recording, now.live_workers))
+    return [
+        ("this run", fidelity.line(seen, now.limits)),
+        *([("now", streams)] if now.running else []),
+        *((name, _worker(worker)) for name, worker in seen["workers"].items()),
+    ]
 
 
 def _worker(seen: Summary) -> str:

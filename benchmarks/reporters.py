@@ -31,11 +31,12 @@ from locust.env import Environment
 from locust.event import EventHook
 from locust.runners import STATE_RUNNING, WorkerRunner
 
-from vllm_locust import generator, worker
+from vllm_locust import generator, slowest, worker
 from vllm_locust.cell import Key, total
 from vllm_locust.cluster import REPORT
 from vllm_locust.recording import load
 from vllm_locust.run import Phase
+from vllm_locust.slowest import Slow
 
 _SETTLE_S = 3
 _SCRAPE_S = 5
@@ -83,6 +84,7 @@ class Reporter(generator.Generator):
         super().__init__()
         self._rng = np.random.default_rng(seed)
         self._rate = events_per_s / len(SCENARIOS)
+        self._ids = itertools.count(seed << 32)
         self._fed_ns = time.monotonic_ns()
         self.samples: Counter[str] = Counter()
 
@@ -97,17 +99,36 @@ class Reporter(generator.Generator):
 
     def _feed(self, scenario: str, slower: float, events: int, now_ns: int) -> None:
         assert self.recorder is not None
-        cell = self.recorder._cell(Key(scenario, "chat"), now_ns)  # noqa: SLF001 - instead of timelines
+        cell = self.recorder._windows.cell(Key(scenario, "chat"), now_ns)  # noqa: SLF001 - instead of timelines
         for metric in METRICS:
             size = self._rng.poisson(events * metric.per_event)
-            cell.histogram(metric.name).add_array(
-                self._rng.lognormal(np.log(metric.median * slower), metric.sigma, size).astype(np.int64)
-            )
+            values = self._rng.lognormal(np.log(metric.median * slower), metric.sigma, size).astype(np.int64)
+            cell.histogram(metric.name).add_array(values)
+            if metric.name in ("ttft", "itl_max"):
+                self._add_slow(scenario, metric.name, values.tolist(), now_ns)
             self.samples[metric.name] += size
         requests = round(events * _PER_REQUEST)
         counts = {"sent": requests, "outcome|ok|200": requests, "finish|length": requests, "stamped": events}
         for name, number in {**counts, "token_events": events, "tokens_received": events}.items():
             cell.count(name, number)
+
+    def _add_slow(self, scenario: str, metric: str, values_ns: list[int], now_ns: int) -> None:
+        assert self.recorder is not None
+        for value_ns in values_ns:
+            slow = Slow(
+                scenario=scenario,
+                endpoint="chat",
+                metric=metric,
+                value_ns=value_ns,
+                at_ns=now_ns - self.recorder.start_ns,
+                worker=self.recorder.worker,
+                request_id=f"{self.recorder.run}-Reported-{next(self._ids)}",
+                input_tokens=800,
+                output_tokens=200,
+                in_flight=_USERS,
+                outcome="ok",
+            )
+            slowest.add(self.recorder._slowest.lists, slow)  # noqa: SLF001 - instead of timelines
 
 
 class Reported(locust.User):

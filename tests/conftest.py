@@ -1,4 +1,4 @@
-"""What tests share: the switch for golden files, how hypothesis runs, the emitter and its certificate."""
+"""What tests share: the switch for golden files, how hypothesis runs, the emitter and its certificate, the quiet."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,6 +6,10 @@ from pathlib import Path
 import pytest
 from emitter import Emitter, certificate
 from hypothesis import settings
+
+pytest.register_assert_rewrite("measuring")
+
+from measuring import CLIENTS  # noqa: E402
 
 # A slow or busy machine must not fail a property; how long all of it may take is the business of `make test`.
 settings.register_profile("vllm-locust", deadline=None)
@@ -34,3 +38,13 @@ def emitter() -> Iterator[Emitter]:
 def pem(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return the certificate that an emitter can serve with."""
     return certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
+    """What a server does wrong is no traceback, in no greenlet; what clients keep open is closed afterwards."""
+    yield
+    while CLIENTS:
+        CLIENTS.pop().pool.close()
+    out, err = capfd.readouterr()
+    assert "Traceback" not in out + err

@@ -134,7 +134,7 @@ def test_requests_that_fail_are_shown_and_are_no_run(tmp_path: Path, scenario: P
     with simulator(tmp_path, *FAST, "--stream-errors", "1") as url:
         code, out, err = check("--host", url, "--scenario", scenario)
     assert code == 1
-    assert "ask: stream_error 200: EngineCore encountered an issue" in out
+    assert "ask: stream_error 200: code 500: EngineCore encountered an issue" in out
     assert err == "vllm-locust: 2 of 2 requests failed, see above\n"
 
 

@@ -8,14 +8,14 @@ import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import pairwise
 from time import monotonic_ns, sleep
-from typing import NamedTuple
 
 import gevent
 import pytest
+from dialects import DIALECTS
 from emitter import (
     CHUNKED,
     CLOSE,
@@ -33,9 +33,7 @@ from emitter import (
     UNTIL_CLOSE,
     Answer,
     Emitter,
-    Reply,
     Script,
-    Server,
     Token,
     Tokens,
     chunk,
@@ -48,99 +46,26 @@ from emitter import (
 )
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from measuring import (
+    CLIENTS,
+    EARLY_NS,
+    MS,
+    PATIENT,
+    UNSTAMPED_NS,
+    Measured,
+    assert_as_sent,
+    client_of,
+    measure,
+    stream,
+)
 
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.origin import Origin, origin_of
 from vllm_locust.timeline import Outcome, Timeline
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Pool
 
-MS = 1_000_000
-EARLY_NS, LATE_NS = 1 * MS, 10 * MS
-UNSTAMPED_NS = 2_000 * MS
-"""How late a time may be that the kernel did not stamp: the machine stalls now and then."""
-TRIES = 3
-"""A process without a CPU gets two segments in one read, and then one time for both; that is chance, a fault is not."""
-PATIENT = Limits(connect_s=5, first_token_s=20, idle_s=20)
-
-
-CLIENTS: list[Client] = []
-"""Those of the test; what they keep open is closed after it."""
-
-
-@pytest.fixture(autouse=True)
-def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
-    """What a server does wrong is no traceback, in no greenlet."""
-    yield
-    while CLIENTS:
-        CLIENTS.pop().pool.close()
-    out, err = capfd.readouterr()
-    assert "Traceback" not in out + err
-
-
-class Measured(NamedTuple):
-    """A request that has ended, and what really happened to it."""
-
-    timeline: Timeline
-    answer: Answer
-    reply: Reply
-
-    @property
-    def times(self) -> list[int]:
-        """Times of all token events."""
-        return sorted(at_ns for choice in self.timeline.choices.values() for at_ns in choice.times)
-
-    @property
-    def gaps(self) -> list[int]:
-        return [int(gap) for gap in self.timeline.gaps_ns()]
-
-
-def client_of(server: Server, limits: Limits = PATIENT, *, keep_alive: bool = True) -> Client:
-    origin, prefix = origin_of(server.url)
-    CLIENTS.append(Client(Pool(origin, keep_alive=keep_alive), limits, {}, prefix))
-    return CLIENTS[-1]
-
-
-def stream(client: Client, endpoint: str = "chat") -> Timeline:
-    timeline = Timeline("request-1", "short", endpoint, monotonic_ns())
-    client.stream(timeline, b'{"stream":true}')
-    assert timeline.outcome is not None
-    assert timeline not in client.in_flight
-    assert timeline not in client.reading
-    return timeline
-
-
-def measure(emitter: Emitter, answer: Answer | Script, endpoint: str = "chat", limits: Limits = PATIENT) -> Measured:
-    """Ask once, on a new connection; the time of every token event is that of its sending."""
-    answer = answer if isinstance(answer, Answer) else Answer(answer)
-    for _ in range(TRIES):
-        server = emitter.serve(answer)
-        timeline = stream(client_of(server, limits), endpoint)
-        measured = Measured(timeline, answer, server.replies()[0])
-        assert_as_sent(measured)
-        if latest_ns(measured) <= LATE_NS:
-            break
-    else:
-        pytest.fail(f"{latest_ns(measured) / MS} ms late, {TRIES} times")
-    return measured
-
-
-def latest_ns(measured: Measured) -> int:
-    """Return by how much the time of a token event is later than its sending, at most."""
-    truth = [measured.reply.sent[piece][1] for piece in measured.answer.token_pieces]
-    return max((at_ns - sent_ns for at_ns, sent_ns in zip(measured.times, truth, strict=True)), default=0)
-
-
-def assert_as_sent(measured: Measured) -> None:
-    """Each token event has a time from its sending on, and nothing else is one."""
-    timeline, answer, reply = measured
-    truth = [reply.sent[piece] for piece in answer.token_pieces]
-    assert len(measured.times) == len(truth) == timeline.events
-    for at_ns, (before_ns, _) in zip(measured.times, truth, strict=True):
-        assert before_ns - EARLY_NS <= at_ns <= reply.sent[-1][1] + UNSTAMPED_NS
-    assert timeline.sent_ns is not None
-    assert timeline.called_ns <= timeline.sent_ns <= reply.received_ns
-    for first, second in pairwise(measured.times):
-        assert second >= first
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def assert_numbers(measured: Measured, tokens: int) -> None:
@@ -240,18 +165,25 @@ def test_case_05_other_line_ends_one_of_them_cut_in_two_and_a_byte_order_mark(em
     assert_ref(measure(emitter, script(*pieces)))
 
 
+WIDE = (
+    (100, ROLE),
+    *zip((300, 350, 400, 450), map(token, ("é", "漢", " 🙂", "  x")), strict=True),
+    (450, FINISH),
+    (455, usage(7, 4)),
+    (455, DONE),
+)
+"""REF with texts of several bytes; that they come out as they were is for tests/test_sse.py to see."""
+
+
 def test_case_07_every_byte_a_write_of_its_own(emitter: Emitter) -> None:
     """Sources: vllm-project/vllm#51172, #38732, #50868; elastic/elasticsearch#153980; NVIDIA/TensorRT-LLM#13952."""
-    texts = zip(("é", "漢", " 🙂", "  x"), (300, 350, 400, 450), strict=True)
-    tokens = [(at, Token(token("~").replace(b"~", text.encode()))) for text, at in texts]
-    tail = [(450, FINISH), (455, usage(7, 4)), (455, DONE)]
-    assert_ref(measure(emitter, Answer(script((100, ROLE), *tokens, *tail), bytewise=True)))
+    assert_ref(measure(emitter, Answer(script(*WIDE), bytewise=True)))
 
 
-def test_case_07_the_whole_body_in_one_write(emitter: Emitter) -> None:
+@pytest.mark.parametrize("pieces", [REF, WIDE], ids=["ref", "wide"])
+def test_case_07_the_whole_body_in_one_write(emitter: Emitter, pieces: Script) -> None:
     """Sources: as above; 42 for the times."""
-    body = Token(b"".join(piece for _, piece in REF))
-    answer = Answer([(25, body)])
+    answer = Answer([(25, b"".join(piece for _, piece in pieces))])
     server = emitter.serve(answer)
     timeline = stream(client_of(server))
     (before_ns, after_ns), *_ = server.replies()[0].sent
@@ -310,9 +242,12 @@ def test_case_10_the_last_event_lacks_its_end(emitter: Emitter, ending: Script, 
     assert_ref(measure(emitter, answer))
 
 
-def test_case_10_a_stream_that_is_cut_in_an_event_is_truncated(emitter: Emitter) -> None:
+@pytest.mark.parametrize("framing", [CHUNKED, LENGTH, UNTIL_CLOSE])
+@pytest.mark.parametrize("end", [2, 70, -3])
+def test_case_10_a_stream_that_is_cut_in_an_event_is_truncated(emitter: Emitter, framing: str, end: int) -> None:
     """Sources: as above."""
-    measured = measure(emitter, Answer(script(*REF[:3], (400, token(" be")[:70])), ending=CLOSE))
+    cut = bytes(token(" be"))[:end]
+    measured = measure(emitter, Answer(script(*REF[:3], (400, cut)), framing=framing, ending=CLOSE))
     assert_failed_after(measured, Outcome.TRUNCATED, tokens=2)
 
 
@@ -355,6 +290,29 @@ def test_case_12_done_and_finish_reason_in_every_combination(emitter: Emitter, t
     assert measured.timeline.completion_tokens == 4
 
 
+@pytest.mark.parametrize("last_ms", [450, 6000])
+def test_case_12_done_may_come_once_for_each_choice(emitter: Emitter, last_ms: int) -> None:
+    """Source: vllm-project/vllm#378; the end of the body is waited for longer than after the last one."""
+    first = [(300, token("a", index=0)), (350, finish(index=0)), (350, DONE)]
+    second = [(at, token("b", index=1)) for at in range(400, last_ms, 400)]
+    second += [(last_ms, token("c", index=1)), (last_ms, finish(index=1)), (last_ms, DONE)]
+    measured = measure(emitter, script((100, ROLE), *first, *second, (last_ms + 5, usage(7, len(second) - 1))))
+    timeline = measured.timeline
+    assert (timeline.outcome, timeline.output_tokens) == (Outcome.OK, len(second) - 1)
+    assert timeline.finish_reasons == {0: "stop", 1: "stop"}
+    assert [choice.events for choice in timeline.choices.values()] == [1, len(second) - 2]
+
+
+@pytest.mark.parametrize(("ending", "outcome"), [(CLOSE, Outcome.TRUNCATED), (FIN, Outcome.CONNECTION_LOST)])
+def test_case_12_tokens_behind_done_are_of_a_choice_that_has_to_end_too(
+    emitter: Emitter, ending: str, outcome: Outcome
+) -> None:
+    """Source: vllm-project/vllm#378."""
+    first = [(300, token("a", index=0)), (350, finish(index=0)), (350, DONE)]
+    answer = Answer(script((100, ROLE), *first, (400, token("b", index=1)), (450, token("c", index=1))), ending=ending)
+    assert measure(emitter, answer).timeline.outcome is outcome
+
+
 def test_case_12_a_connection_is_drained_before_it_is_used_again(emitter: Emitter) -> None:
     """Source: vllm-project/vllm#378."""
     server = emitter.serve([Answer(script(*REF, (470, DONE))), Answer(script(*REF))])
@@ -393,7 +351,7 @@ def test_case_13_an_error_after_tokens(emitter: Emitter) -> None:
     """Sources: vllm-project/vllm#57519, sgl-project/sglang#38868, pegainfer-project/pegainfer#142."""
     measured = measure(emitter, script(*REF[:2], (350, ENGINE_STOPPED), (350, DONE)))
     assert_failed_after(measured, Outcome.STREAM_ERROR, tokens=1)
-    assert measured.timeline.message == "engine stopped"
+    assert measured.timeline.message == "code 500: engine stopped"
 
 
 @pytest.mark.parametrize("ending", [FIN, RST])
@@ -402,14 +360,79 @@ def test_case_13_an_error_stays_the_error_when_the_connection_breaks_next(emitte
     answer = Answer(script(*REF[:2], (350, ENGINE_STOPPED)), ending=ending, end_ms=350 * SCALE + 20)
     measured = measure(emitter, answer)
     assert_failed_after(measured, Outcome.STREAM_ERROR, tokens=1)
-    assert measured.timeline.message == "engine stopped"
+    assert measured.timeline.message == "code 500: engine stopped"
 
 
-def test_case_13_a_finish_reason_that_is_an_error(emitter: Emitter) -> None:
-    """Sources: as above."""
-    measured = measure(emitter, script(*REF[:2], (350, finish("error")), (350, DONE)))
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_case_13_a_finish_reason_that_is_an_error(emitter: Emitter, reason: str) -> None:
+    """Sources: as above; vllm-project/vllm#57082."""
+    measured = measure(emitter, script(*REF[:2], (350, finish(reason)), (350, usage(7, 1)), (350, DONE)))
     assert_failed_after(measured, Outcome.STREAM_ERROR, tokens=1)
-    assert "error" in measured.timeline.message
+    assert measured.timeline.message == f"finish_reason is {reason}"
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        pytest.param(
+            b'error: {"code":500,"message":"no slot","type":"server_error"}\n\n',
+            "code 500: no slot",
+            id="llama.cpp-2025",
+        ),
+        pytest.param(
+            b'data: {"error":{"code":500,"message":"no slot","type":"server_error"}}\n\n',
+            "code 500: no slot",
+            id="llama.cpp",
+        ),
+        pytest.param(
+            b'data: {"error":{"object":"error","message":"gone","type":"Gone","param":null,"code":503}}\n\n',
+            "code 503: gone",
+            id="sglang",
+        ),
+        pytest.param(
+            b'data:{"error":"Request failed during generation: out of memory","error_type":"generation"}\n\n',
+            "generation: Request failed during generation: out of memory",
+            id="tgi",
+        ),
+        pytest.param(
+            b'data: {"error": {"message": "litellm.Timeout: upstream", "type": "None", "param": "None", "code": "408"}}'
+            b"\n\n",
+            "code 408: litellm.Timeout: upstream",
+            id="litellm",
+        ),
+        pytest.param(
+            b'data: {"error":{"message":"server had an error","type":"server_error","param":null,"code":null}}\n\n',
+            "server_error: server had an error",
+            id="azure",
+        ),
+        pytest.param(
+            b'data: {"id":"gen-1","object":"chat.completion.chunk","created":1,"model":"m","provider":"p","error":'
+            b'{"code":502,"message":"Provider disconnected","metadata":{}},"choices":[{"index":0,"delta":{"role":'
+            b'"assistant","content":""},"finish_reason":"error","native_finish_reason":"error"}]}\n\n',
+            "code 502: Provider disconnected",
+            id="openrouter",
+        ),
+        pytest.param(
+            chunk('[{"index":0,"delta":{"content":""},"error":{"code":429,"message":"busy"},"finish_reason":"error"}]'),
+            "code 429: busy",
+            id="openrouter-choice",
+        ),
+    ],
+)
+@pytest.mark.parametrize("tokens", [0, 1])
+def test_case_13_and_14_errors_as_servers_send_them(emitter: Emitter, error: bytes, message: str, tokens: int) -> None:
+    """Sources: as of 13 and 14; ggml-org/llama.cpp#16109."""
+    timeline = measure(emitter, script(*REF[: tokens + 1], (350, error), (350, DONE))).timeline
+    assert (timeline.outcome, timeline.message, timeline.status) == (Outcome.STREAM_ERROR, message, 200)
+    assert (timeline.e2el_ns, timeline.tpots_ns()) == (None, [])
+
+
+@pytest.mark.parametrize("after", [b"data: junk\n\n", b"data: {\n\n", bytes(token("pha")) * 3, ENGINE_STOPPED])
+def test_case_13_an_error_stays_the_error_whatever_comes_behind_it(emitter: Emitter, after: bytes) -> None:
+    """Sources: as above."""
+    measured = measure(emitter, script(*REF[:2], (350, ENGINE_STOPPED), (360, after), (370, after), (380, DONE)))
+    assert_failed_after(measured, Outcome.STREAM_ERROR, tokens=1)
+    assert measured.timeline.message == "code 500: engine stopped"
 
 
 def test_case_13_the_message_of_an_error_is_one_short_line(emitter: Emitter) -> None:
@@ -424,9 +447,12 @@ def test_case_13_the_message_of_an_error_is_one_short_line(emitter: Emitter) -> 
 @pytest.mark.parametrize(
     ("pieces", "outcome", "message"),
     [
-        pytest.param([ENGINE_STOPPED, DONE], Outcome.STREAM_ERROR, "engine stopped", id="object"),
+        pytest.param([ENGINE_STOPPED, DONE], Outcome.STREAM_ERROR, "code 500: engine stopped", id="object"),
         pytest.param(
-            [b'data:{"error":"too busy","error_type":"overloaded"}\n\n'], Outcome.STREAM_ERROR, "too busy", id="flat"
+            [b'data:{"error":"too busy","error_type":"overloaded"}\n\n'],
+            Outcome.STREAM_ERROR,
+            "overloaded: too busy",
+            id="flat",
         ),
         pytest.param(
             [b'event: error\ndata: {"message":"bad input"}\n\n'], Outcome.STREAM_ERROR, "bad input", id="event-error"
@@ -435,7 +461,7 @@ def test_case_13_the_message_of_an_error_is_one_short_line(emitter: Emitter) -> 
         pytest.param(
             [b'data: {"object":"error","message":"too long","code":400}\n\n', DONE],
             Outcome.STREAM_ERROR,
-            "too long",
+            "code 400: too long",
             id="object-error",
         ),
         pytest.param([DONE], Outcome.EMPTY, "the answer ended without a token", id="done-alone"),
@@ -457,6 +483,33 @@ def test_case_14_a_200_whose_stream_is_an_error_or_empty(
     assert_no_samples(timeline)
 
 
+@pytest.mark.parametrize("continuous", [False, True])
+@pytest.mark.parametrize(
+    "place",
+    [
+        pytest.param(("{}", '"stop"', None), id="in-the-finish-chunk"),
+        pytest.param(('{"role":"assistant","content":""}', '"stop"', None), id="in-the-finish-chunk-with-a-role"),
+        pytest.param(("{}", "null", FINISH), id="behind-it-with-a-choice"),
+        pytest.param((None, '"stop"', None), id="in-a-finish-chunk-with-an-index-only"),
+    ],
+)
+def test_case_16_usage_in_a_chunk_with_a_choice_is_no_token(
+    emitter: Emitter, place: tuple[str | None, str, bytes | None], *, continuous: bool
+) -> None:
+    """Sources: as below; TGI sends it in the finish chunk, LiteLLM and OpenRouter behind it with a choice."""
+    value, reason, before = place
+    numbers = ',"usage":{"prompt_tokens":7,"completion_tokens":9,"total_tokens":16}'
+    shown = "" if value is None else f'"delta":{value},'
+    last = chunk(f'[{{"index":0,{shown}"finish_reason":{reason}}}]', numbers)
+    texts = ("Al", "pha", " be", "ta")
+    tokens = [(300 + 50 * i, counted(text, 2 * i + 3 if continuous else None)) for i, text in enumerate(texts)]
+    finishing = [(450, before)] if before else []
+    measured = measure(emitter, script((100, ROLE), *tokens, *finishing, (450, last), (455, DONE)))
+    assert_numbers(measured, tokens=9)
+    assert measured.timeline.finish_reasons == {0: "stop"}
+    assert measured.timeline.choices[0].tokens == (9 if continuous else 0)
+
+
 def test_case_16_usage_long_after_the_finish_reason(emitter: Emitter) -> None:
     """Sources: ggml-org/llama.cpp#16048, strands-agents/harness-sdk#3955, vllm-project/production-stack#873."""
     measured = measure(emitter, script(*REF[:6], (900, usage(7, 4)), (900, DONE)))
@@ -468,7 +521,9 @@ def test_case_16_usage_long_after_the_finish_reason(emitter: Emitter) -> None:
 
 
 def test_case_17_chunks_without_choices_or_delta(emitter: Emitter) -> None:
-    """Sources: AbanteAI/archive-old-cli-mentat#429, simonw/llm#294, microsoft/autogen#6465."""
+    """Sources: AbanteAI/archive-old-cli-mentat#429, simonw/llm#294, microsoft/autogen#6465,
+    sgl-project/sglang#18335.
+    """  # noqa: D205
     odd = [
         (50, b'data: {"id":"","choices":[],"prompt_filter_results":[]}\n\n'),
         (60, b'data: {"choices":null}\n\n'),
@@ -487,12 +542,25 @@ def test_case_19_the_role_is_no_token(emitter: Emitter, role: str) -> None:
     assert_ref(measure(emitter, script((5, delta(role)), *without(ROLE))))
 
 
-def test_case_21_reasoning_counts_as_tokens_and_content_has_its_own_time(emitter: Emitter) -> None:
-    """Sources: kubernetes-sigs/inference-perf#559, gpustack/gpustack#6205, modelscope/evalscope#1694."""
+@pytest.mark.parametrize(
+    "shape",
+    [
+        '{"reasoning_content":"~"}',
+        '{"reasoning_content":"~","content":null}',
+        '{"reasoning":"~"}',
+        '{"role":"assistant","content":"","reasoning":"~"}',
+        '{"content":"","reasoning":"~","reasoning_details":[{"type":"reasoning.text","text":"~"}]}',
+        '{"content":"","reasoning_details":[{"type":"reasoning.summary","summary":"~"}]}',
+    ],
+    ids=["sglang", "llama.cpp", "vllm", "ollama", "openrouter", "openrouter-summary"],
+)
+def test_case_21_reasoning_counts_as_tokens_and_content_has_its_own_time(emitter: Emitter, shape: str) -> None:
+    """Sources: kubernetes-sigs/inference-perf#559, gpustack/gpustack#6205, modelscope/evalscope#1694,
+    sgl-project/genai-bench#81.
+    """  # noqa: D205
+    thoughts = [(at, Token(delta(shape.replace("~", text)))) for at, text in ((200, "a"), (250, "b"))]
     tail = [(1000, FINISH), (1005, usage(7, 3)), (1005, DONE)]
-    measured = measure(
-        emitter, script((100, ROLE), (200, reasoning("a")), (250, reasoning("b")), (1000, token("c")), *tail)
-    )
+    measured = measure(emitter, script((100, ROLE), *thoughts, (1000, token("c")), *tail))
     assert_numbers(measured, tokens=3)
     timeline = measured.timeline
     assert timeline.sent_ns is not None
@@ -517,6 +585,15 @@ def test_case_22_calls_of_tools(emitter: Emitter) -> None:
     assert_numbers(measured, tokens=17)
     assert measured.timeline.events == 2
     assert measured.timeline.tpots_ns() == [measured.gaps[0] // 16]
+
+
+def test_case_22_a_call_that_is_no_list(emitter: Emitter) -> None:
+    """Source: huggingface/text-generation-inference#2954."""
+    call = '{"role":"assistant","tool_calls":{"index":0,"id":"","function":{"name":null,"arguments":"~"}}}'
+    tokens = [(at, Token(delta(call.replace("~", text)))) for at, text in ((300, "{"), (350, "}"))]
+    measured = measure(emitter, script(*tokens, (350, finish("stop")), (355, usage(9, 2)), (355, DONE)))
+    assert_numbers(measured, tokens=2)
+    assert len(measured.gaps) == 1
 
 
 YES = {
@@ -590,6 +667,45 @@ def test_case_26_one_choice_of_two_that_never_finishes_is_truncated(emitter: Emi
     assert timeline.outcome is Outcome.TRUNCATED
 
 
+def test_case_26_a_choice_that_was_asked_for_and_never_came_is_missing(emitter: Emitter) -> None:
+    """Sources: as above."""
+    answer = Answer(script((20, ROLE), (30, token("t", index=0)), (40, finish(index=0))))
+    server = emitter.serve(answer)
+    client = client_of(server)
+    asked = {n: Timeline(f"request-{n}", "short", "chat", monotonic_ns(), choices_asked=n) for n in (1, 2)}
+    for timeline in asked.values():
+        client.stream(timeline, b'{"stream":true}')
+    assert [timeline.outcome for timeline in asked.values()] == [Outcome.OK, Outcome.TRUNCATED]
+
+
+# Streams as other servers send them, field by field
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+def test_the_streams_of_other_servers_have_the_same_numbers(emitter: Emitter, name: str) -> None:
+    sent = DIALECTS[name]
+    tokens = [(300, Token(sent.first)), (350, Token(sent.second))]
+    around = [*((100, piece) for piece in sent.before), *((355, piece) for piece in sent.behind)]
+    measured = measure(emitter, script(*tokens, *around), "completions" if "completions" in name else "chat")
+    assert_numbers(measured, tokens=2)
+    timeline = measured.timeline
+    assert (timeline.input_tokens, timeline.cached_tokens, timeline.estimated) == (7, sent.cached_tokens, False)
+    assert timeline.finish_reasons == {0: sent.finish_reason}
+    assert timeline.choices[0].tokens == 0, "no event of these tells how many tokens it brought"
+    assert timeline.comments == sum(piece.startswith(b":") for piece in sent.before)
+
+
+@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("framing", [CHUNKED, UNTIL_CLOSE])
+def test_case_11_the_streams_of_other_servers_that_just_end(emitter: Emitter, name: str, framing: str) -> None:
+    """Sources: as of 11."""
+    sent = DIALECTS[name]
+    pieces = script(*((100, piece) for piece in sent.before), (300, Token(sent.first)))
+    measured = measure(emitter, Answer(pieces, framing=framing, ending=CLOSE))
+    assert_failed_after(measured, Outcome.TRUNCATED, tokens=1)
+    assert (measured.timeline.output_tokens, measured.timeline.input_tokens) == (1, None)
+
+
 # C. HTTP and transport
 
 
@@ -621,6 +737,19 @@ def test_case_27_a_200_that_is_no_event_stream(
     assert timeline.message.startswith(body.strip()[:5].decode())
     assert len(timeline.message) <= 200
     assert_no_samples(timeline)
+
+
+@pytest.mark.parametrize("after", [[], [(20, DONE)]])
+def test_case_27_a_whole_answer_in_an_event_is_no_stream(emitter: Emitter, after: Script) -> None:
+    """Sources: as above."""
+    timeline = measure(emitter, script((20, b"data: " + COMPLETION + b"\n\n"), *after)).timeline
+    assert (timeline.outcome, timeline.message) == (Outcome.NOT_STREAMED, "a whole answer in one event")
+    assert_no_samples(timeline)
+
+
+def test_case_12_done_may_stand_among_blanks(emitter: Emitter) -> None:
+    """Sources: infiniflow/ragflow#19498, NVIDIA/nvcf#1826."""
+    assert_numbers(measure(emitter, script(*REF[:-1], (455, b"data:  [DONE] \n\n"))), tokens=4)
 
 
 def test_case_27_an_error_page_is_one_short_line(emitter: Emitter) -> None:
@@ -676,11 +805,11 @@ def test_case_29_failures_among_successes_lower_no_time(emitter: Emitter) -> Non
     """Sources: as above."""
     long = Answer([(2, b'{"detail":"too long"}')], "400 Bad Request", "application/json", framing=LENGTH)
     good = Answer(script(*REF))
-    client = client_of(emitter.serve([good, good, long, good]))
-    timelines = [stream(client) for _ in range(4)]
-    assert [timeline.outcome.failed for timeline in timelines if timeline.outcome] == [False, False, True, False]
+    client = client_of(emitter.serve([good] * 5 + [long] + [good] * 4))
+    timelines = [stream(client) for _ in range(10)]
+    assert [timeline.outcome for timeline in timelines] == [*[Outcome.OK] * 5, Outcome.HTTP_4XX, *[Outcome.OK] * 4]
     ttfts = [timeline.ttft_ns for timeline in timelines if timeline.ttft_ns is not None]
-    assert len(ttfts) == 3
+    assert len(ttfts) == 9
     assert min(ttfts) >= 300 * SCALE * MS - EARLY_NS
 
 
@@ -735,6 +864,16 @@ def test_case_30_a_connection_that_breaks_in_the_middle(emitter: Emitter, ending
     assert stream(client).outcome is Outcome.OK
 
 
+@pytest.mark.parametrize("ending", [RST, FIN])
+def test_case_30_a_body_that_is_shorter_than_its_length(emitter: Emitter, ending: str) -> None:
+    """Sources: as above."""
+    head = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nContent-Length: 100000\r\n\r\n"
+    answer = Answer(script((100, head), *REF[:2]), framing=RAW, ending=ending, end_ms=SCALE * 320 + 25)
+    measured = measure(emitter, answer)
+    assert_failed_after(measured, Outcome.CONNECTION_LOST, tokens=1)
+    assert measured.timeline.message.endswith("after 1 token event")
+
+
 def test_a_connection_that_breaks_before_any_answer_is_lost_and_not_tried_again(emitter: Emitter) -> None:
     server = emitter.serve([Answer([], framing=RAW, ending=RST), Answer(script(*REF))])
     client = client_of(server)
@@ -748,7 +887,7 @@ def test_a_connection_that_breaks_before_any_answer_is_lost_and_not_tried_again(
 def test_case_31_silence_in_the_middle(emitter: Emitter) -> None:
     """Sources: fw-ai/benchmark#91, aaif-goose/goose#8110, AtomicBot-ai/atomic-agent#323."""
     answer = Answer(script(*REF[:2]), ending=SILENCE)
-    measured = measure(emitter, answer, limits=Limits(first_token_s=20, idle_s=2))
+    measured = measure(emitter, answer, timeouts=Timeouts(first_token_s=20, idle_s=2))
     assert_failed_after(measured, Outcome.IDLE_TIMEOUT, tokens=1)
     timeline = measured.timeline
     assert timeline.done_ns is not None
@@ -760,7 +899,7 @@ def test_case_31_comments_keep_a_stream_alive(emitter: Emitter) -> None:
     """Sources: as above."""
     comments = [(at, b": still here\n\n") for at in range(1000, 9000, 800)]
     tail = [(9000, token("pha")), (9000, FINISH), (9000, usage(7, 2)), (9000, DONE)]
-    measured = measure(emitter, script(*REF[:2], *comments, *tail), limits=Limits(first_token_s=20, idle_s=1.2))
+    measured = measure(emitter, script(*REF[:2], *comments, *tail), timeouts=Timeouts(first_token_s=20, idle_s=1.2))
     assert_numbers(measured, tokens=2)
     assert measured.timeline.comments == len(comments)
 
@@ -769,7 +908,7 @@ def test_case_31_comments_do_not_put_off_the_limit_of_the_first_token(emitter: E
     """Sources: as above."""
     answer = Answer(script((1, ROLE), *((at, b": queued\n\n") for at in range(50, 4000, 50)), (4000, token("late"))))
     server = emitter.serve(answer)
-    client = client_of(server, Limits(first_token_s=0.3))
+    client = client_of(server, Timeouts(first_token_s=0.3))
     timeline = stream(client)
     assert (timeline.outcome, timeline.message) == (Outcome.FIRST_TOKEN_TIMEOUT, "no token within 0.3 s")
     assert timeline.done_ns is not None
@@ -779,7 +918,7 @@ def test_case_31_comments_do_not_put_off_the_limit_of_the_first_token(emitter: E
 
 
 def test_a_server_that_never_answers_is_a_first_token_timeout(emitter: Emitter) -> None:
-    timeline = measure(emitter, Answer([], framing=RAW, ending=SILENCE), limits=Limits(first_token_s=0.2)).timeline
+    timeline = measure(emitter, Answer([], framing=RAW, ending=SILENCE), timeouts=Timeouts(first_token_s=0.2)).timeline
     assert timeline.outcome is Outcome.FIRST_TOKEN_TIMEOUT
     assert_no_samples(timeline)
 
@@ -1145,7 +1284,7 @@ def test_a_killed_user_is_a_cancelled_request_and_goes_on_dying(emitter: Emitter
 
 def test_a_server_that_does_not_read_its_request_is_a_first_token_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Limits(first_token_s=0.3), {})
+        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Timeouts(first_token_s=0.3), {})
         timeline = Timeline("id", "short", "chat", monotonic_ns())
         client.stream(timeline, b"x" * 24_000_000)
     assert timeline.outcome is Outcome.FIRST_TOKEN_TIMEOUT
@@ -1293,7 +1432,7 @@ ANSWERS = st.one_of(
 @given(answer=ANSWERS)
 def test_whatever_bytes_come_there_is_one_outcome_and_the_next_request_works(emitter: Emitter, answer: Answer) -> None:
     server = emitter.serve([answer, Answer([(0, WHOLE)], ending=KEEP)])
-    client = client_of(server, Limits(connect_s=5, first_token_s=5, idle_s=5))
+    client = client_of(server, Timeouts(connect_s=5, first_token_s=5, idle_s=5))
     timeline = stream(client)
     server.replies()
     gevent.sleep(0.005)  # what came after the end of the answer would else belong to the next one

@@ -62,7 +62,9 @@ def test_case_51_the_masters_totals_equal_the_servers_count(tmp_path: Path, serv
         assert end(running) == 0
         assert_clean(running.master, *running.workers)
     assert_equal_counts(tmp_path, server)
-    meta = saved(tmp_path)["meta"]
+    meta, summary = saved(tmp_path)["meta"], saved(tmp_path)["summary"]
+    assert_slowest(summary["slowest"], summary["scenarios"], users=12)
+    assert {slow["worker"] for slow in summary["slowest"]} <= set(meta["expected_workers"])
     assert len(meta["expected_workers"]) == workers
     assert meta["missing_workers"] == []
 
@@ -272,9 +274,12 @@ class Browser:
     def stats(self) -> dict[str, Any]:
         return dict(json.loads(get(f"{self.url}/stats/requests")))
 
+    def table(self, key: str) -> list[dict[str, Any]]:
+        (rows,) = (table["data"] for table in self.stats()["extended_stats"] if table["key"] == key)
+        return list(rows)
+
     def tab(self) -> dict[str, str]:
-        (ours,) = self.stats()["extended_stats"]
-        return {row["name"]: row["text"] for row in ours["data"]}
+        return {row["name"]: row["text"] for row in self.table("llm")}
 
     def row(self, method: str, name: str) -> dict[str, Any]:
         return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})
@@ -300,7 +305,7 @@ def test_runs_resets_and_further_runs_from_the_web_ui(tmp_path: Path, server: st
         browser.post("stop")
         counted = served(server)["completed"]
         wait_for(lambda: len(list((tmp_path / "results").glob("*/run.json"))) == 1, "run file")
-        _check_tab(browser, workers)
+        _check_tab(browser, workers, ended=True)
         page = get(f"http://127.0.0.1:{metrics}/metrics")
         ok = [line for line in page.splitlines() if line.startswith("vllm_locust_requests_total") and '"ok"' in line]
         # Resets do not touch counters; what ran at the reset belongs to neither epoch.
@@ -328,8 +333,11 @@ def _first_run(browser: Browser, server: str) -> None:
     assert browser.row("TTFT", "short")["current_rps"] == 0
 
 
-def _check_tab(browser: Browser, workers: int) -> None:
-    line, *others = browser.tab().items()
+def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
+    rows = browser.tab()
+    streams = rows.pop("now", None)
+    assert streams is None if ended else re.fullmatch(r"\d+ streams in flight", str(streams))
+    line, *others = rows.items()
     assert (line[0], line[1].partition(": ")[0]) in VERDICTS
     assert [name.partition(" (")[0] for name, _ in others] == [f"worker {i + 1}" for i in range(workers)] or ["local"]
     for _, text in others:
@@ -356,6 +364,44 @@ def _second_run(browser: Browser, server: str) -> None:
     assert browser.swarm(user_count="2", spawn_rate="2", host=server, parts="long")["success"]
     wait_for(lambda: browser.row("TTFT", "long").get("num_requests", 0) > 5, "TTFT row")
     assert browser.row("TTFT", "short") == {}
+
+
+def test_failures_and_slow_requests_are_in_tabs_while_the_run_goes_on(tmp_path: Path) -> None:
+    with simulator(tmp_path, *FAST, "--stream-errors", "0.5") as url:
+        port = str(free_port())
+        where = ["--web-host", "127.0.0.1", "--web-port", port, "--prometheus-port", "0", "--host", url]
+        browser = Browser(f"http://127.0.0.1:{port}")
+        with cluster(tmp_path, [*where, "--results", str(tmp_path / "results")]) as running:
+            wait_for(lambda: len(browser.stats()["workers"]) == 2, "workers")
+            assert (browser.table("llm-failures"), browser.table("llm-slowest")) == ([], [])
+            assert browser.swarm(user_count="4", spawn_rate="4", host=url, parts="short")["success"]
+            wait_for(lambda: sum(row["count"] for row in browser.table("llm-failures")) > 10, "failures")
+            wait_for(lambda: len(browser.table("llm-slowest")) == 20, "slow requests")
+            failures, slowest = browser.table("llm-failures"), browser.table("llm-slowest")
+            assert not list((tmp_path / "results").glob("*/run.json"))
+            browser.post("stop")
+            wait_for(lambda: len(list((tmp_path / "results").glob("*/run.json"))) == 1, "run file")
+            assert_clean(running.master, *running.workers)
+    assert {(row["scenario"], row["kind"], row["status"]) for row in failures} == {("short", "stream_error", 200)}
+    assert all(row["share"].endswith(" %") and row["first"] <= row["last"] and row["message"] for row in failures)
+    assert {(row["scenario"], row["what"]) for row in slowest} == {("short", "first token"), ("short", "gap")}
+    summary = saved(tmp_path)["summary"]
+    assert {row["worker"] for row in slowest} <= set(saved(tmp_path)["meta"]["expected_workers"])
+    assert_slowest(summary["slowest"], summary["scenarios"], users=4)
+
+
+def assert_slowest(slowest: list[dict[str, Any]], scenarios: dict[str, Any], users: int) -> None:
+    """Check the lists against what the histograms hold: of each scenario ten, the first of them the maximum."""
+    for name, scope in scenarios.items():
+        for metric in ("ttft", "itl_max"):
+            found = [slow for slow in slowest if (slow["scenario"], slow["metric"]) == (name, metric)]
+            values = [slow["value_s"] for slow in found]
+            assert len(values) == min(10, scope[metric]["count"])
+            assert values == sorted(values, reverse=True)
+            assert values[0] == scope[metric]["max"]
+            assert len({slow["request_id"] for slow in found}) == len(found)
+            assert all(1 <= slow["in_flight"] <= users and slow["at_s"] > 0 for slow in found)
+            assert all(slow["input_tokens"] and slow["output_tokens"] for slow in found if slow["outcome"] == "ok")
 
 
 def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server: str) -> None:

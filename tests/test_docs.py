@@ -12,21 +12,22 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
 from vllm_locust import cli, fidelity, histogram, scenario, verdict
 from vllm_locust.cell import Cell, Key
-from vllm_locust.client import Limits
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
 from vllm_locust.exporter import Exporter, Snapshot
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.hub import STALL_NS
-from vllm_locust.quantity import NS_PER_S
+from vllm_locust.quantity import NS_PER_S, duration_s
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.summary import fidelity_of
 from vllm_locust.timeline import METRICS, Outcome, Unit
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.workers import Seen
 
 README = (ROOT / "README.md").read_text()
@@ -168,9 +169,6 @@ def test_defaults_and_ports_that_the_text_names_are_those_of_locust_and_ours(par
 
 
 def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
-    limits = Limits()
-    waits = f"{limits.connect_s:g} s to connect, {limits.first_token_s:g} s for the first token, {limits.idle_s:g} s"
-    assert waits in FLOW
     assert f"at most {100 * histogram.RELATIVE_ERROR:g} % off" in FLOW
     assert f"more than {100 * fidelity.UNCERTAIN_SHARE:g} % of the token times uncertain by" in FLOW
     assert f"more than {100 * DEFAULTS.uncertainty:g} % of the median gap" in FLOW
@@ -183,6 +181,14 @@ def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
     assert f"in waits of {LONG_WAIT_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"in stretches of {STALL_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"more than {100 * verdict.FAILED_SHARE:g} % of the requests failed" in FLOW
+
+
+def test_the_time_limits_have_the_same_default_everywhere(parser: dict[str, Any]) -> None:
+    for name, wait_s in msgspec.structs.asdict(Timeouts()).items():
+        flag = f"--{name.removesuffix('_s').replace('_', '-')}-timeout"
+        default, _ = parser["ours"][flag]
+        assert wait_s == (None if default == "none" else duration_s(default))
+        assert parser["help"][flag].rpartition("default: ")[2].partition(",")[0] == default
 
 
 def test_the_limits_of_the_generator_have_the_same_default_everywhere(parser: dict[str, Any]) -> None:

@@ -202,10 +202,26 @@ def test_case_64_before_the_first_sample_nothing_but_the_state_is_there(master: 
     assert names(series) == ALWAYS | {
         "vllm_locust_requests_sent_total",
         "vllm_locust_streams_in_flight",
+        "vllm_locust_longest_silence_seconds",
         "vllm_locust_plugin_errors_total",
         "vllm_locust_late_samples_total",
     }
     assert one(series, "streams_in_flight", **CHAT) == 1
+
+
+def test_case_31_how_long_the_quietest_stream_is_silent_is_told_of_those_in_flight_now(
+    master: Master, url: str
+) -> None:
+    master.start("a")
+    master.live = ("w", "x")
+    cell = Cell(counters={"sent": 2})
+    master.report({SHORT: cell}, sealed=True, silence_last_ns=90 * NS_PER_S)
+    master.report({SHORT: cell}, index=1, seq=2, silence_last_ns=31 * NS_PER_S)
+    master.report({SHORT: cell}, worker="x", sealed=True, silence_last_ns=7 * NS_PER_S)
+    master.report({SHORT: cell}, worker="lost", silence_last_ns=200 * NS_PER_S)
+    assert one(scrape(url), "longest_silence_seconds") == 31
+    master.stop()
+    assert one(scrape(url), "longest_silence_seconds") is None
 
 
 def test_case_64_window_percentiles_are_there_only_for_a_closed_window_with_samples(master: Master, url: str) -> None:
@@ -378,7 +394,7 @@ def test_case_66_promtool_has_no_complaint_of_a_page_with_everything(master: Mas
     cells = {Key(HOSTILE, "chat"): cell, Key("", "completions", "retry"): cell}
     master.report(cells, worker=HOSTILE, sealed=True, **WORST)
     page = fetch(url)
-    assert page.count("# TYPE") == 3 + 1 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 8
+    assert page.count("# TYPE") == 3 + 2 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 8
     promtool(page)
 
 

@@ -19,7 +19,9 @@ LAYERS = [
         "histogram",
         "answer",
         "timeline",
+        "timeouts",
         "cell",
+        "slowest",
         "recording",
         "sse",
         "api",
@@ -53,6 +55,7 @@ LAYERS = [
         "summary",
         "verdict",
         "results",
+        "incidents",
         "report",
         "progress",
         "options",
@@ -76,9 +79,25 @@ LAYERS = [
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
-    *("errors", "quantity", "histogram", "timeline", "cell", "recording", "sse", "api", "prompts", "scenario", "run"),
-    *("answer", "cpu"),
-    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results", "report"),
+    *(
+        "errors",
+        "quantity",
+        "histogram",
+        "answer",
+        "timeline",
+        "timeouts",
+        "cell",
+        "slowest",
+        "recording",
+        "sse",
+        "api",
+        "prompts",
+        "scenario",
+        "run",
+    ),
+    "cpu",
+    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results"),
+    *("incidents", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

@@ -12,9 +12,12 @@ from pathlib import Path
 from textwrap import dedent
 
 import pytest
+from emitter import DONE, FINISH, LENGTH, ROLE, Answer, Emitter, Script, Server, delta, usage
 from processes import (
     MIXED,
     assert_clean,
+    free_port,
+    get,
     headless,
     locust,
     process,
@@ -25,6 +28,7 @@ from processes import (
     wait_for,
 )
 
+YES = delta('{"content":"Yes"}', finish='"length"')
 FAST = ("--ttft", "20ms", "--itl", "2ms")
 
 
@@ -167,6 +171,63 @@ def test_a_server_that_is_gone_is_not_asked_in_a_hot_loop(tmp_path: Path) -> Non
     assert 0 < outcomes["connect_failed"] <= 2 * 6
 
 
+def emitted(emitter: Emitter, answer: Answer) -> Server:
+    """Serve one answer to everything but what the probe needs to know."""
+    models = Answer([(0, b'{"data":[{"id":"x"}]}')], content_type="application/json", framing=LENGTH)
+    return emitter.serve({"/v1/models": models, "/v1/chat/completions": answer})
+
+
+CHAT = """
+from vllm_locust import ChatUser
+
+class Short(ChatUser):
+    scenario = "short"
+"""
+
+
+def test_case_29_a_run_in_which_every_request_fails_is_no_success(tmp_path: Path, emitter: Emitter) -> None:
+    """Sources: ggml-org/llama.cpp#16486, vllm-project/vllm#16420, vllm-project/guidellm#444, ai-dynamo/aiperf#688."""
+    error = b'{"error":{"message":"model x not found","code":404}}'
+    server = emitted(emitter, Answer([(2, error)], "404 Not Found", "application/json", framing=LENGTH))
+    code, output = run(tmp_path, headless(tmp_path, server.url, "-u", "2", "-t", "2s"), write(tmp_path, CHAT))
+    summary = saved(tmp_path)["summary"]
+    total = summary["total"]
+    assert code == 3, output
+    assert total["failed"] == sum(total["outcomes"].values()) == total["outcomes"]["http_4xx"] > 0
+    assert [total[name]["count"] for name in ("ttft", "itl", "tpot", "e2el")] == [0, 0, 0, 0]
+    assert [total[name]["p50"] for name in ("ttft", "itl", "tpot", "e2el")] == [None] * 4
+    (failure,) = summary["failures"]
+    assert (failure["outcome"], failure["status"], failure["count"]) == ("http_4xx", 404, total["failed"])
+    assert failure["message"] == "model x not found"
+    assert 'requests failed, most often http_4xx (HTTP status 404): "model x not found"' in " ".join(output.split())
+
+
+@pytest.mark.parametrize(
+    ("pieces", "outcome"),
+    [
+        pytest.param([(10, ROLE), (20, YES), (20, usage(7, 1)), (20, DONE)], "ok", id="one-token"),
+        pytest.param([(10, ROLE), (20, FINISH), (20, usage(7, 0)), (20, DONE)], "empty", id="no-token"),
+    ],
+)
+def test_case_37_a_run_without_a_gap_ends_and_shows_none(
+    tmp_path: Path, emitter: Emitter, pieces: Script, outcome: str
+) -> None:
+    """Sources: vllm-project/vllm#6064, #5895; triton-inference-server/tensorrtllm_backend#619."""
+    server = emitted(emitter, Answer(pieces))
+    code, output = run(tmp_path, headless(tmp_path, server.url, "-u", "2", "-t", "2s"), write(tmp_path, CHAT))
+    total = saved(tmp_path)["summary"]["total"]
+    assert code == {"ok": 0, "empty": 3}[outcome], output
+    number = total["outcomes"][outcome]
+    assert number == sum(total["outcomes"].values()) > 2
+    with_token = number if outcome == "ok" else 0
+    assert (total["ttft"]["count"], total["e2el"]["count"]) == (with_token, with_token)
+    for name in ("itl", "tpot"):
+        assert total[name].pop("count") == 0
+        assert set(total[name].values()) == {None}
+    (row,) = re.findall(r"^short +\d.*$", output, re.MULTILINE)
+    assert "\N{EN DASH}" in row
+
+
 def test_a_class_whose_parts_are_left_out_takes_no_users(tmp_path: Path, server: str) -> None:
     locustfile = write(
         tmp_path,
@@ -258,6 +319,9 @@ def test_custom_events_fire_once_per_request_with_what_the_recording_holds(tmp_p
         (["--host", "nonsense"], 2, "--host 'nonsense'"),
         (["--host", "http://me:secret@127.0.0.1"], 2, "--host has a user name or password in it"),
         (["--results", "/proc/results"], 2, "--results"),
+        (["--idle-timeout", "0s"], 2, "--idle-timeout is 0s, expected a duration above 0, or none"),
+        (["--connect-timeout", "none"], 2, "--connect-timeout is none, expected a duration like 10s"),
+        (["--total-timeout", "soon"], 2, "--total-timeout: 'soon' is not a duration"),
         (["--prometheus-port", "70000"], 2, "--prometheus-port is '70000'"),
     ],
 )
@@ -269,6 +333,48 @@ def test_bad_input_is_refused_in_words_before_the_first_request(
     assert (found, said in output, "Traceback" in output) == (code, True, False), output
     assert "secret" not in output
     assert served(server) == before
+
+
+def test_case_31_a_stream_that_hangs_is_seen_while_it_does_and_ends_at_the_limit_that_was_set(tmp_path: Path) -> None:
+    """Sources: fw-ai/benchmark#91, aaif-goose/goose#8110, AtomicBot-ai/atomic-agent#323."""
+    port = free_port()
+    waits = ["--first-token-timeout", "30s", "--idle-timeout", "4s"]
+    options = [*waits, "--prometheus-port", str(port), "--stop-timeout", "20"]
+    with simulator(tmp_path, "--ttft", "20ms", "--itl", "60s") as url:
+        command = locust(*headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "2s"), *options)
+        with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+            wait_for(lambda: silence_s(port) >= 2, "silence in the metrics")
+            code = running.wait()
+    total = saved(tmp_path)["summary"]["total"]
+    assert (code, total["outcomes"]["idle_timeout"]) == (3, total["requests"])
+    assert (total["ttft"]["count"], total["itl_max"]["min"] >= 4) == (total["requests"], True)
+    assert "no byte for 4 s after 1 token event" in running.output
+
+
+def silence_s(port: int) -> float:
+    found = re.search(
+        r"^vllm_locust_longest_silence_seconds (.*)$", get(f"http://127.0.0.1:{port}/metrics"), re.MULTILINE
+    )
+    return float(found[1]) if found else 0.0
+
+
+def test_case_24_events_tell_how_many_tokens_they_carry_where_that_is_asked_for(tmp_path: Path) -> None:
+    """Sources: vllm-project/vllm#42661, #46652, #55276; ai-dynamo/aiperf#1279."""
+    with simulator(tmp_path, *FAST) as url:
+        arguments = [*headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "2s"), "--continuous-usage"]
+        code, output = run(tmp_path, arguments)
+    total, meta = saved(tmp_path)["summary"]["total"], saved(tmp_path)["meta"]
+    assert (code, meta["counting"]) == (0, {"continuous_usage": True, "token_ids": False})
+    assert total["itl_token"] == total["itl"]
+    assert total["itl"]["count"] > 0
+    assert "tokens per event" not in output
+
+
+def test_case_24_a_server_that_does_not_tell_what_was_asked_is_reported(tmp_path: Path, server: str) -> None:
+    """The simulator passes `return_token_ids` over."""
+    code, output = run(tmp_path, [*headless(tmp_path, server, "-u", "1", "-t", "2s"), "--token-ids"])
+    assert code == 0
+    assert "told nothing: itl_token is missing" in " ".join(output.split())
 
 
 def test_a_broken_prompt_file_is_refused_with_line_and_reason(tmp_path: Path, server: str) -> None:

@@ -15,14 +15,15 @@ from hypothesis import strategies as st
 
 from vllm_locust import body as body_module
 from vllm_locust.api import Delta, MalformedError, decode
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.origin import Origin, origin_of
 from vllm_locust.pattern import Pattern, pattern_of
 from vllm_locust.response import HTTPParseError, Response
 from vllm_locust.sse import EventStream, NotEventStreamError
 from vllm_locust.stamp import Read
 from vllm_locust.timeline import Outcome, Timeline
-from vllm_locust.transport import Pool
+from vllm_locust.timeouts import Timeouts
+from vllm_locust.transport import Deadline, Pool
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nTransfer-Encoding: chunked\r\n\r\n"
 LAST = b"0\r\n\r\n"
@@ -300,7 +301,10 @@ class Scripted:
     def send(self, data: bytes) -> None:
         """Send nothing: the answer is known."""
 
-    def wait_until(self, until_ns: int | None, silence_ns: int | None = None) -> None:
+    def wait_until(self, deadline: Deadline | None) -> None:
+        """Wait for nothing."""
+
+    def wait_anew(self) -> None:
         """Wait for nothing."""
 
     def close(self) -> None:
@@ -310,7 +314,7 @@ class Scripted:
 def followed(reads: list[bytes], lessons: int) -> dict[str, Any]:
     """Return all that a timeline says of an answer that was read like this."""
     timeline = Timeline("request-1", "short", "chat", monotonic_ns())
-    client = Client(Pool(Origin("unused", 1), keep_alive=False), Limits(), {})
+    client = Client(Pool(Origin("unused", 1), keep_alive=False), Timeouts(), {})
     stamped = [Read(data, BASE_NS + i * 1_000_003, i, 10_000 * i, i % 5 != 3) for i, data in enumerate(reads)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_LESSONS", lessons)
@@ -475,6 +479,14 @@ def test_a_chunk_that_ends_an_event_is_taken_apart_though_it_fit() -> None:
     assert (said["outcome"], said["events"]) == (Outcome.STREAM_ERROR, 2)
 
 
+def test_what_follows_an_error_counts_for_nothing_whether_it_would_fit_or_not() -> None:
+    token_chunk, error = framed(event(TOKEN % b"a")), framed(b'data: {"error":{"message":"gone"}}\n\n')
+    late = framed(b'data: {"choices":[],"usage":{"prompt_tokens":7,"completion_tokens":5}}\n\n')
+    for lessons in (4, 0):
+        said = followed([HEAD, token_chunk, token_chunk, error, token_chunk, late, LAST], lessons)
+        assert (said["outcome"], said["events"], said["input_tokens"]) == (Outcome.STREAM_ERROR, 2, None)
+
+
 def test_an_event_that_began_in_the_chunk_before_teaches_nothing() -> None:
     begin, end = framed(b'data: {"x":1,\n'), framed(b'data: "choices":[{"index":0,"text":"a"}]}\n\n')
     said = followed([HEAD, begin, end, end, LAST], 4)
@@ -502,7 +514,7 @@ def test_a_stream_over_a_socket_has_the_times_of_its_sending_with_patterns_and_w
     said = []
     for lessons in (4, 0):
         server = emitter.serve(Answer(script(*REF[:1], *pieces)))
-        client = Client(Pool(origin_of(server.url)[0]), Limits(), {})
+        client = Client(Pool(origin_of(server.url)[0]), Timeouts(), {})
         timeline = Timeline("id", "short", "chat", monotonic_ns())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(body_module, "_LESSONS", lessons)

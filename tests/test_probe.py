@@ -136,6 +136,8 @@ def test_probing_is_a_handful_of_requests_and_asks_for_no_answer(emitter: Emitte
         pytest.param(page(b"<h1>Bad gateway</h1>", "502 Bad Gateway"), id="html-502"),
         pytest.param(replies({"status": "ok"}), id="json"),
         pytest.param(replies([1]), id="list"),
+        pytest.param(page(b'{"data":"\xff"}'), id="not-utf-8"),
+        pytest.param(page(b"[" * 100_000), id="nested"),
         pytest.param(Answer([(0, b"SSH-2.0-OpenSSH\r\n")], framing=RAW, ending=CLOSE), id="ssh"),
         pytest.param(Answer([], framing=RAW, ending=CLOSE), id="hangs-up"),
     ],
@@ -160,10 +162,11 @@ def test_what_is_no_address_is_bad_input() -> None:
 
 
 def test_tokens_are_counted_where_the_server_does(emitter: Emitter) -> None:
-    server = emitter.serve([replies({"count": 5, "tokens": []}), NOT_FOUND, page(b"<p>"), replies([]), replies({})])
+    none = [NOT_FOUND, page(b"<p>"), page(b'"\xff"'), page(b"[" * 100_000), replies([]), replies({})]
+    server = emitter.serve([replies({"count": 5, "tokens": []}), *none])
     access = Access(url=server.url)
-    assert [count_tokens(access, "a", {"prompt": "x"}) for _ in range(5)] == [5, None, None, None, None]
-    assert json.loads(server.replies(5)[0].request.partition(b"\r\n\r\n")[2]) == {"model": "a", "prompt": "x"}
+    assert [count_tokens(access, "a", {"prompt": "x"}) for _ in range(7)] == [5, *[None] * 6]
+    assert json.loads(server.replies(7)[0].request.partition(b"\r\n\r\n")[2]) == {"model": "a", "prompt": "x"}
 
 
 # TLS

@@ -8,10 +8,16 @@ from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wir
 WINDOW_NS = 10 * NS_PER_S
 
 
-def recording(*windows: tuple[Cells, bool]) -> Recording:
+def recording(*windows: tuple[Cells, bool], silence_s: float = 0) -> Recording:
     """Return what one worker reported: cells by window, and whether it has sealed them."""
     states = [
-        WindowState(index=index, seq=1, sealed=sealed, gauges=Gauges(), cells=to_wire(cells))
+        WindowState(
+            index=index,
+            seq=1,
+            sealed=sealed,
+            gauges=Gauges(silence_last_ns=round(silence_s * NS_PER_S)),
+            cells=to_wire(cells),
+        )
         for index, (cells, sealed) in enumerate(windows)
     ]
     result = Recording("run", 0, WINDOW_NS)
@@ -30,6 +36,12 @@ def cells() -> Cells:
 def test_before_a_window_is_closed_the_line_counts() -> None:
     shown = line(recording((cells(), False)), 5 * NS_PER_S, ["w"])
     assert shown == "   5 s  4 streams in flight, 5 ok, 2 failed"
+
+
+def test_case_31_a_stream_that_is_silent_for_long_is_told_of() -> None:
+    shown = line(recording((cells(), True), (cells(), False), silence_s=31.4), 15 * NS_PER_S, ["w"])
+    assert shown.startswith("  15 s  8 streams in flight (one silent for 31 s), 10 ok, 4 failed")
+    assert "silent" not in line(recording((cells(), False), silence_s=1), 5 * NS_PER_S, ["w"])
 
 
 def test_then_it_tells_of_the_last_closed_window() -> None:

@@ -220,6 +220,7 @@ def sampled_of_tokens(request: Request) -> Iterator[Sample]:
         times = [[at for at, c, _ in events if c == choice] for choice in told(request)]
         gaps = [(after, (after - before) * MS) for choice in times for before, after in pairwise(choice)]
         yield from ((at, "itl", gap) for at, gap in gaps)
+        yield from sampled_by_token(events)
         longest = [gap for _, gap in gaps]
         if request.outcome is Outcome.IDLE_TIMEOUT:
             longest.append((done - events[-1][0]) * MS)
@@ -230,6 +231,16 @@ def sampled_of_tokens(request: Request) -> Iterator[Sample]:
     if request.usage is not None:
         yield done, "input_tokens", request.usage[0]
         yield from ((done, "cached_tokens", cached) for cached in request.usage[2:] if cached is not None)
+
+
+def sampled_by_token(events: list[tuple[float, int, int]]) -> Iterator[Sample]:
+    """Yield gaps per token: of events that say, as the one before them, how many tokens there are by now."""
+    for choice in {choice for _, choice, _ in events}:
+        so_far = [(at, tokens) for at, c, tokens in events if c == choice]
+        for i, ((before, known), (at, tokens)) in enumerate(pairwise(so_far), 1):
+            new = tokens - max(tokens for _, tokens in so_far[:i])
+            if known and tokens and new > 0:
+                yield at, "itl_token", int((at - before) * MS) // new
 
 
 def coalesced(request: Request) -> bool:
@@ -499,6 +510,19 @@ def test_case_24_tokens_are_counted_as_they_arrive_where_events_tell_how_many() 
     bundled = total_of(streamed(300, 340, 380, 420, tokens=(4, 8, 12, 16), usage=(7, 16, None)))
     assert (bundled.counters["token_events"], bundled.counters["tokens_received"]) == (4, 16)
     assert (samples(bundled, "itl"), samples(bundled, "tpot")) == ((3, 120), (1, 8))
+    assert samples(bundled, "itl_token") == (3, 30)
+
+
+def test_case_24_a_gap_is_divided_by_the_tokens_of_its_own_event() -> None:
+    first = total_of(streamed(300, 310, 320, 330, 340, 350, tokens=(5, 6, 7, 8, 9, 10), usage=(7, 10, None)))
+    assert (samples(first, "itl"), samples(first, "itl_token")) == ((5, 50), (5, 50))
+    some = total_of(streamed(300, 340, 380, 420, 460, tokens=(4, 8, 0, 16, 20), usage=(7, 20, None)))
+    assert samples(some, "itl_token") == (2, 20)
+
+
+def test_case_24_where_no_event_tells_its_tokens_no_gap_is_divided() -> None:
+    assert samples(total_of(streamed(300, 340, 380, 420, usage=(7, 16, None))), "itl_token") is None
+    assert samples(total_of(streamed(300, 340, 380, tokens=(0, 0, 16), usage=(7, 16, None))), "itl_token") is None
 
 
 def test_case_24_bundled_tokens_belong_to_the_window_of_their_event_however_late_they_are_harvested() -> None:
@@ -621,6 +645,66 @@ def test_failures_of_a_kind_are_listed_once_with_first_and_last_time() -> None:
     failing = [Request(called_ms=at, sent_ms=at, done_ms=at, outcome=Outcome.HTTP_5XX, status=503) for at in (5, 900)]
     (failure,) = recorded(*failing).failures.values()
     assert (failure.status, failure.first_ns, failure.last_ns) == (503, 5 * MS, 900 * MS)
+
+
+def test_the_slowest_first_tokens_and_longest_gaps_of_a_scenario_are_kept_with_what_tells_the_request() -> None:
+    requests = [
+        streamed(300, 350, 900, 950, usage=(7, 4, None), done_ms=1000),
+        streamed(300, 380, 390, scenario="long", outcome=Outcome.TRUNCATED),
+        streamed(250, outcome=Outcome.CANCELLED, called_ms=40, sent_ms=50),
+    ]
+    kept = recorded(*requests, ticks_ms=(320, 620)).slowest
+    shown = {
+        place: [(s.value_ns // MS, s.at_ns // MS, s.input_tokens, s.output_tokens, s.in_flight, s.outcome) for s in of]
+        for place, of in kept.items()
+    }
+    assert shown == {
+        ("short", "ttft"): [(300, 300, 7, 4, 1, "ok"), (200, 250, None, 1, 3, "cancelled")],
+        ("long", "ttft"): [(300, 300, None, 3, 2, "truncated")],
+        ("short", "itl_max"): [(550, 900, 7, 4, 1, "ok")],
+        ("long", "itl_max"): [(80, 380, None, 3, 2, "truncated")],
+    }
+    (slow,) = kept["long", "ttft"]
+    assert (slow.worker, slow.request_id, slow.endpoint) == ("w1", "id", "chat")
+
+
+def test_the_longest_gap_of_a_request_ended_with_the_first_of_several_as_long_whenever_it_was_harvested() -> None:
+    request = streamed(100, 150, 250, 260, 360, 370, done_ms=400)
+    for ticks_ms in ((), (255,), (155, 262, 365)):
+        ((slow,),) = (of for place, of in recorded(request, ticks_ms=ticks_ms).slowest.items() if place[1] == "itl_max")
+        assert (slow.value_ns, slow.at_ns) == (100 * MS, 250 * MS)
+
+
+def test_case_31_the_open_gap_of_a_stream_that_was_waited_for_in_vain_ended_with_the_time_out() -> None:
+    waited = streamed(100, 150, done_ms=5000, outcome=Outcome.IDLE_TIMEOUT)
+    (slow,) = recorded(waited).slowest["short", "itl_max"]
+    assert (slow.value_ns, slow.at_ns, slow.outcome) == (4850 * MS, 5000 * MS, "idle_timeout")
+
+
+def test_of_choices_the_longest_gap_is_that_of_any() -> None:
+    reads = [Read(at_ms=at, events=[(choice, 0)]) for at, choice in ((100, 0), (110, 1), (150, 0), (230, 1), (260, 0))]
+    (slow,) = recorded(Request(reads=reads)).slowest["short", "itl_max"]
+    assert (slow.value_ns, slow.at_ns) == (120 * MS, 230 * MS)
+
+
+def test_case_33_a_coalesced_request_has_a_first_token_and_no_gap_among_the_slowest() -> None:
+    assert set(recorded(Request(reads=[Read(at_ms=100, events=[(0, 0)] * 100)])).slowest) == {("short", "ttft")}
+
+
+def test_only_steady_requests_with_a_token_are_among_the_slowest() -> None:
+    silent = Request(outcome=Outcome.FIRST_TOKEN_TIMEOUT)
+    assert recorded(streamed(100, 150, phase="warmup"), silent).slowest == {}
+
+
+def test_a_report_carries_what_of_the_slowest_no_acknowledged_one_has() -> None:
+    bench = Bench()
+    bench.play(bench.steps(streamed(100, 150)))
+    bench.tick(500)
+    report = bench.recorder.report(bench.now_ns)
+    assert [(slow.metric, slow.value_ns // MS) for slow in report.slowest] == [("itl_max", 50), ("ttft", 100)]
+    assert bench.recorder.report(bench.now_ns).slowest == report.slowest
+    bench.recorder.acknowledge(report.seq)
+    assert bench.recorder.report(bench.now_ns).slowest == []
 
 
 def test_phases_and_scenarios_are_kept_apart() -> None:

@@ -284,6 +284,13 @@ def test_case_59_the_size_of_a_report_is_bounded_by_buckets_not_by_requests(spre
     assert len(encode_report(report_of(state(0, cells, sealed=True), state(1, cells)))) < before * 1.5
 
 
+@pytest.mark.parametrize("value", [b"\xa1\xff", b"\x91" * 100_000])
+def test_a_report_that_is_no_utf_8_or_has_no_bottom_is_refused(value: bytes) -> None:
+    for key in (b"\xa3run", b"\xa5other"):
+        with pytest.raises(ValueError, match=r".+"):
+            decode_report(b"\x81" + key + value)
+
+
 def test_a_large_report_that_was_damaged_is_refused() -> None:
     cells = {Key("short", "chat"): Cell({f"metric_{n}": Histogram() for n in range(5000)})}
     data = encode_report(report_of(state(0, cells)))

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from vllm_locust.api import Counting
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
 from vllm_locust.results import Run
+from vllm_locust.slowest import Slow
 from vllm_locust.summary import COUNTS, Meta
 from vllm_locust.terminal import COLUMNS, printable, width_of
 from vllm_locust.timeline import METRICS
@@ -24,15 +26,20 @@ DASH = "–"
 GOLDEN = Path(__file__).parent / "golden"
 
 
-def recorded(cells: Cells, *, failures: list[Failure] | None = None, length_s: int = 60, **gauges: int) -> Recording:
+def recorded(
+    cells: Cells,
+    *,
+    failures: list[Failure] | None = None,
+    slow: list[Slow] | None = None,
+    length_s: int = 60,
+    **gauges: int,
+) -> Recording:
     """Return what the master holds after one worker has reported one window."""
     seen = Gauges(**{"span_ns": length_s * NS_PER_S, **gauges})
     window = WindowState(index=0, seq=1, sealed=True, gauges=seen, cells=to_wire(cells))
     recording = Recording("r1", 0, length_s * NS_PER_S)
-    failed = failures or []
-    recording.merge(
-        Report(run="r1", epoch=0, worker="w1", seq=1, now_ns=0, windows=[window], failures=failed),
-    )
+    appendix: dict[str, Any] = {"failures": failures or [], "slowest": slow or []}
+    recording.merge(Report(run="r1", epoch=0, worker="w1", seq=1, now_ns=0, windows=[window], **appendix))
     recording.length_ns = length_s * NS_PER_S
     return recording
 
@@ -60,22 +67,19 @@ def answered(number: int, *, ttft_ms: int, gap_ms: int, tokens: int) -> Cell:
 def three_scenarios() -> Run:
     """Return a run of three scenarios, one of which fails at times, and a part without requests."""
     short = answered(1200, ttft_ms=40, gap_ms=8, tokens=64)
-    short.counters |= {"sent": 1243, "outcome|http_429|429": 40, "outcome|cancelled|200": 3}
-    short.counters["failed_without_token"] = 40
+    short.counters |= {"sent": 1246, "outcome|http_429|429": 40, "outcome|cancelled|200": 3}
+    short.counters |= {"outcome|http_5xx|503": 2, "outcome|stream_error|200": 1}
+    short.counters["failed_without_token"] = 42
     long = answered(60, ttft_ms=310, gap_ms=12, tokens=512)
-    long.counters |= {"estimated": 60, "stamped": 60 * 512 - 9, "unstamped": 9}
+    long.counters |= {"estimated": 60, "stamped": 60 * 512 - 9, "unstamped": 9, "reconnects": 3}
     chat = answered(12, ttft_ms=95, gap_ms=9, tokens=128)
     chat.histogram("connect").add(2 * MS, 12)
     chat.histogram("itl").add(0, 5)
-    failure = Failure(
-        scenario="short",
-        endpoint="completions",
-        outcome="http_429",
-        status=429,
-        first_ns=12_300 * MS,
-        last_ns=48_120 * MS,
-        message="queue is full, try again later",
-    )
+    failures = [
+        failed("http_429", 429, 12_300, 48_120, "queue is full, try again later"),
+        failed("http_5xx", 503, 30_020, 30_021, "upstream connect error: " + 9 * "no healthy upstream, "),
+        failed("stream_error", 200, 1_250, 1_250, "EngineCore encountered an issue"),
+    ]
     cells = {
         Key("short", "completions"): short,
         Key("long", "completions"): long,
@@ -106,7 +110,57 @@ def three_scenarios() -> Run:
         load={"users": 50, "spawn_rate": 10, "run_time_s": 60, "workers": 2},
         remarks=["the wall clock of worker w2 is 200 s behind; no number depends on it"],
     )
-    return Run.of(recorded(cells, failures=[failure], **gauges), meta)
+    slow = [
+        *(slow_request("short", "ttft", (80 - i) * MS, i, outcome="ok") for i in range(3)),
+        *(
+            slow_request("short", "itl_max", 16 * MS - i, 2 * i, outcome="cancelled" if i == 1 else "ok")
+            for i in range(3)
+        ),
+        slow_request("long", "ttft", 615 * MS, 7, outcome="ok", input_tokens=None),
+        slow_request(
+            "long", "itl_max", 5000 * MS, 8, outcome="stream_error", user_class="SummariesOfVeryLongDocuments"
+        ),
+    ]
+    return Run.of(recorded(cells, failures=failures, slow=slow, **gauges), meta)
+
+
+def failed(outcome: str, status: int, first_ms: int, last_ms: int, message: str) -> Failure:
+    """Return what is known of a kind of failure."""
+    return Failure(
+        scenario="short",
+        endpoint="completions",
+        outcome=outcome,
+        status=status,
+        first_ns=first_ms * MS,
+        last_ns=last_ms * MS,
+        message=message,
+    )
+
+
+def slow_request(  # noqa: PLR0913 - what a row shows
+    scenario: str,
+    metric: str,
+    value_ns: int,
+    number: int,
+    *,
+    outcome: str,
+    input_tokens: int | None = 256,
+    user_class: str = "Mixed",
+) -> Slow:
+    """Return one of the slowest requests."""
+    return Slow(
+        scenario=scenario,
+        endpoint="completions",
+        metric=metric,
+        value_ns=value_ns,
+        at_ns=(1250 + 6000 * number) * MS,
+        worker=f"worker {1 + number % 2} (host)",
+        request_id=f"5f0c1234-{user_class}-{number}",
+        input_tokens=input_tokens,
+        output_tokens=64,
+        in_flight=20 + number,
+        outcome=outcome,
+    )
 
 
 def golden(name: str, actual: str, *, update: bool) -> str:
@@ -182,7 +236,7 @@ def test_one_scenario_needs_no_row_of_all() -> None:
 
 
 def test_failures_that_count_as_late_are_shown_beside_what_users_saw() -> None:
-    """40 of 1,240 without a first token leave p95 a number, and turn p99 into a failure."""
+    """42 of 1,242 without a first token leave p95 a number, and turn p99 into a failure."""
     shown = " ".join(text(three_scenarios()).split())
     assert "counting failures as late: short TTFT p50" in shown
     assert "p99 failed" in shown
@@ -195,6 +249,67 @@ def test_an_outcome_comes_with_its_count_share_times_and_a_message() -> None:
     assert " ".join(line.split()) == "40 http_429 3.0 % 12.3 s to 48.1 s: queue is full, try again later"
 
 
+def test_the_statuses_of_an_outcome_have_lines_of_their_own() -> None:
+    """404 and 422 are different mistakes; what the name of the outcome says already is not said twice."""
+    cell = Cell(counters={"sent": 10, "outcome|http_4xx|404": 1, "outcome|http_4xx|422": 6, "outcome|http_429|429": 3})
+    failures = [
+        failed("http_4xx", 404, 900, 900, "no such model"),
+        failed("http_4xx", 422, 500, 2000, "bad field"),
+        failed("http_429", 429, 300, 400, ""),
+    ]
+    shown = text(Run.of(recorded({Key("short", "completions"): cell}, failures=failures), Meta()))
+    lines = [" ".join(line.removeprefix("Outcomes").split()) for line in shown.splitlines()]
+    assert "6 http_4xx 422 60.0 % 500 ms to 2.00 s: bad field" in lines
+    assert "1 http_4xx 404 10.0 % at 900 ms: no such model" in lines
+    assert "3 http_429 30.0 % 300 ms to 400 ms:" in lines
+
+
+def test_the_long_report_has_a_row_for_each_kind_with_all_of_its_message() -> None:
+    """Kind, status, count, share of the scenario's requests, first and last time, and what the server said."""
+    shown = text(three_scenarios(), full=True).split("\n\n")
+    (block,) = (block for block in shown if block.startswith("failures: "))
+    rows = [line.split() for line in block.splitlines()]
+    place = rows.index(["short", "completions", "http_5xx", "503", "2", "0.2", "%", "30.0", "30.0"])
+    assert " ".join(word for row in rows[place + 1 : place + 4] for word in row).count("no healthy upstream") == 9
+    assert ["EngineCore", "encountered", "an", "issue"] in rows
+
+
+def test_a_run_without_failures_has_no_table_of_them() -> None:
+    shown = text(Run.of(recorded({Key("one", "chat"): answered(5, ttft_ms=9, gap_ms=3, tokens=4)}), Meta()), full=True)
+    assert "failures:" not in shown
+
+
+def test_the_slowest_requests_are_named_by_their_id() -> None:
+    """The short report names the worst of all, the long one those of each scenario; whoever did not end ok says so."""
+    run = three_scenarios()
+    short, long = text(run), text(run, full=True)
+    assert "Slowest   first token 615 ms: long, 5f0c1234-Mixed-7, at 43.2 s" in short
+    assert "gap 5.00 s: long, 5f0c1234-SummariesOfVeryLongDocuments-8, at 49.2 s, stream_error" in short
+    blocks = {block.splitlines()[0]: block for block in long.split("\n\n")}
+    rows = [line.split() for line in blocks["short: longest gaps"].splitlines()[3:]]
+    assert [row[0] for row in rows] == [f"5f0c1234-Mixed-{number}" for number in (0, 2, 4)]
+    assert rows[1][1:] == ["16.0", "13.2", "256", "64", "22", "worker", "1", "cancelled"]
+    assert "outcome" not in blocks["short: slowest first tokens"]
+    (row,) = (line.split() for line in blocks["long: slowest first tokens"].splitlines()[3:])
+    assert row == ["5f0c1234-Mixed-7", "615", "43.2", DASH, "64", "27", "worker", "2"]
+
+
+def test_of_an_id_that_is_too_wide_the_end_stays() -> None:
+    """It tells requests apart; the run's id, with which all begin, is in the heading."""
+    slow = slow_request("one", "ttft", MS, 123_456, outcome="ok", user_class="C" * 60)
+    shown = text(Run.of(recorded({Key("one", "chat"): Cell()}, slow=[slow]), Meta()), full=True)
+    assert f"…{'C' * 32}-123456 " in shown
+
+
+@pytest.mark.parametrize(("number", "words"), [(0, ""), (1, "1 request was sent"), (1234, "1,234 requests were sent")])
+def test_requests_that_met_a_stale_connection_are_counted_in_a_remark(number: int, words: str) -> None:
+    cell = answered(5, ttft_ms=9, gap_ms=3, tokens=4)
+    cell.counters["reconnects"] = number
+    shown = text(Run.of(recorded({Key("one", "chat"): cell}), Meta()))
+    assert ("on a fresh connection, since the server had closed the idle one" in shown) == bool(number)
+    assert words in shown
+
+
 def test_what_is_unusual_about_tokens_is_said_only_then() -> None:
     """Estimates, zero gaps, bundled tokens, short answers and buffered streams change what numbers mean."""
     words = ("tokens per event", "are zero", "without usage", "two pieces", "shorter than asked")
@@ -205,6 +320,21 @@ def test_what_is_unusual_about_tokens_is_said_only_then() -> None:
     plain.counters |= {"tokens_received": 240, "estimated": 1, "coalesced": 2, "short_outputs": 3}
     shown = text(Run.of(recorded({Key("one", "chat"): plain}), Meta()))
     assert all(word in shown for word in words)
+
+
+def test_case_24_of_events_that_bundle_tokens_the_report_tells_the_gap_by_token_or_how_to_have_it() -> None:
+    """Gaps between events are several times too long for who reads them as gaps between tokens."""
+    cells = {Key("one", "chat"): answered(200, ttft_ms=9, gap_ms=40, tokens=4)}
+    (cell,) = cells.values()
+    cell.counters["tokens_received"] = 4 * cell.counters["token_events"]
+    asked = Meta(counting=Counting(continuous_usage=True))
+    without, in_vain = (" ".join(text(Run.of(recorded(cells), meta)).split()) for meta in (Meta(), asked))
+    cell.histogram("itl_token").add(10 * MS, 600)
+    with_counts = " ".join(text(Run.of(recorded(cells), asked)).split())
+    assert "4.00 tokens per event: gaps are those of events; --continuous-usage asks each for its tokens" in without
+    assert "events were asked how many tokens they carry, and told nothing: itl_token is missing" in in_vain
+    assert "4.00 tokens per event: gaps are those of events; by token 10.0 (p50) and 10.0 ms (p99)" in with_counts
+    assert "told nothing" not in without + with_counts
 
 
 def test_late_samples_and_errors_of_the_plugin_are_named_with_their_worker() -> None:
@@ -288,6 +418,22 @@ def runs(draw: st.DrawFn) -> Run:
         )
         for _ in range(draw(st.integers(0, 2)))
     ]
+    slow = [
+        Slow(
+            scenario=draw(st.sampled_from([*(key.scenario for key in keys), ""])),
+            endpoint="chat",
+            metric=draw(st.sampled_from(["ttft", "itl_max"])),
+            value_ns=draw(times),
+            at_ns=draw(times),
+            worker=draw(names),
+            request_id=draw(names),
+            input_tokens=draw(st.one_of(st.none(), counts)),
+            output_tokens=draw(counts),
+            in_flight=draw(counts),
+            outcome=draw(st.sampled_from(["ok", "connection_lost", "first_token_timeout"])),
+        )
+        for _ in range(draw(st.integers(0, 3)))
+    ]
     gauges = {name: draw(times) for name in ("in_flight_peak", "in_flight_ns", "cpu_ns", "loop_lag_ns", "late")}
     meta = Meta(
         name=draw(names),
@@ -302,7 +448,7 @@ def runs(draw: st.DrawFn) -> Run:
         remarks=draw(st.lists(names, max_size=2)),
         plugin_version=draw(names),
     )
-    recording = recorded({key: draw(cells()) for key in keys}, failures=failures, **gauges)
+    recording = recorded({key: draw(cells()) for key in keys}, failures=failures, slow=slow, **gauges)
     recording.gauges = {(draw(names), 0): seen for seen in recording.gauges.values()}
     recording.length_ns = draw(lengths)
     return Run.of(recording, meta)

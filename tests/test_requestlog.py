@@ -24,13 +24,11 @@ from emitter import (
     SILENCE,
     Answer,
     Emitter,
-    chunk,
     delta,
     finish,
     reasoning,
     script,
     token,
-    usage,
 )
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,7 +47,7 @@ from processes import (
     wait_for,
 )
 
-from vllm_locust import __version__, answer, download, requestlog, spool
+from vllm_locust import __version__, answer, download, requestlog
 from vllm_locust.download import Downloads
 from vllm_locust.generator import Generator
 from vllm_locust.recording import Report
@@ -477,9 +475,15 @@ def test_a_log_without_rows_is_complete(tmp_path: Path) -> None:
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=8)
 
 
-@given(TEXT, TEXT, TEXT, st.none() | st.lists(TEXT, max_size=3) | TEXT, st.booleans())
+@given(
+    request_id=TEXT,
+    message=TEXT,
+    prompt=TEXT,
+    answered=st.none() | st.lists(TEXT, max_size=3) | TEXT,
+    estimated=st.booleans(),
+)
 def test_a_file_of_csv_reads_back_as_its_rows(
-    request_id: str, message: str, prompt: str, answered: Any, estimated: bool
+    request_id: str, message: str, prompt: str, answered: Any, *, estimated: bool
 ) -> None:
     row = example(request_id=request_id, message=message or None, estimated=estimated)
     full = msgspec.structs.replace(row, prompt=prompt, answer=answered, reasoning=None, answer_truncated=False)
@@ -585,7 +589,7 @@ def assert_whole(rows: list[dict[str, Any]], run_file: Path, requests: int) -> N
     assert Counter(row["outcome"] for row in rows) == {k: n for k, n in total["outcomes"].items() if n}
     assert sum(row["output_tokens"] for row in rows) == total["tokens"]["output_received"]
     assert sum(row["token_events"] for row in rows) == total["tokens"]["events"]
-    assert sorted(path.name for path in run_file.parent.iterdir())[-1] == "run.json"
+    assert {path.suffix for path in run_file.parent.iterdir()} >= {".json"}
     assert len(list(run_file.parent.iterdir())) == 2
 
 
@@ -701,11 +705,11 @@ def test_each_run_from_the_web_ui_has_its_own_log_and_a_reset_changes_nothing(
             wait_for(lambda: stats(port)["state"] in ("ready", "stopped"), "web UI")
             wait_for(lambda: len(stats(port).get("workers", [])) == workers, "workers")
             post(port, "swarm", user_count="6", spawn_rate="6", host=server)
-            wait_for(lambda: served(server)["completed"] > before + 20, "requests")
+            wait_for(lambda: served(server)["completed"] > before + 20, "requests")  # noqa: B023
             if number == 1:
-                get(f"http://127.0.0.1:{port}/stats/reset")
+                post(port, "stats/reset")
                 wait_for(lambda: served(server)["completed"] > 50, "more requests")
-            get(f"http://127.0.0.1:{port}/stop")
+            post(port, "stop")
             files = tmp_path / "results"
             wait_for(lambda: len(list(files.glob("*/requests.jsonl"))) == number, "log")  # noqa: B023
             newest = max(files.glob("*/run.json"), key=lambda path: path.stat().st_mtime)

@@ -238,6 +238,21 @@ def test_failures_come_with_their_count_times_and_message_the_most_frequent_firs
     assert (failures[1]["first_s"], failures[1]["last_s"], failures[1]["message"]) == (2, 3, "no such model")
 
 
+def test_a_share_of_failures_is_of_the_requests_of_their_scenario_that_ended_by_themselves() -> None:
+    cells = {
+        Key("short", "chat"): cell_of({"outcome|ok|200": 6, "outcome|http_4xx|404": 1, "outcome|cancelled|200": 5}),
+        Key("short", "completions"): cell_of({"outcome|http_5xx|500": 3}),
+        Key("long", "chat"): cell_of({"outcome|http_4xx|404": 4}),
+    }
+    found = summary(merged({("w1", 0): cells}, failure(endpoint="completions", outcome="empty")), META)["failures"]
+    assert [(kind["scenario"], kind["endpoint"], kind["count"], kind["share"]) for kind in found] == [
+        ("long", "chat", 4, 1.0),
+        ("short", "completions", 3, 0.3),
+        ("short", "chat", 1, 0.1),
+        ("short", "completions", 0, 0.0),
+    ]
+
+
 def test_fidelity_says_how_data_were_read_and_what_each_worker_was_like() -> None:
     """The worst window counts, but not one that had hardly begun."""
     cell = cell_of({"stamped": 3, "unstamped": 1}, read_lag=[MS, 3 * MS], uncertainty=[0])
@@ -354,6 +369,7 @@ def test_a_file_that_lost_its_end_is_called_truncated(tmp_path: Path) -> None:
         ("<html>", "not JSON"),
         ('{"format": NaN}', "not JSON"),
         ("[" * 100_000, "not JSON|truncated"),
+        ('{"format": "\udcff"}', "not JSON"),
         ("[]", "no run file of vllm-locust"),
         ('{"date": "20260102", "backend": "vllm"}', "no run file of vllm-locust"),
         (
@@ -367,7 +383,7 @@ def test_a_file_that_lost_its_end_is_called_truncated(tmp_path: Path) -> None:
 def test_a_file_that_is_no_run_is_an_error_of_the_user(tmp_path: Path, content: str, message: str) -> None:
     """One message with the path, never a traceback."""
     path = tmp_path / "other.json"
-    path.write_text(content)
+    path.write_text(content, errors="surrogateescape")
     with pytest.raises(InputError, match=message) as caught:
         load(path)
     assert str(path) in str(caught.value)

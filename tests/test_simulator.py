@@ -406,6 +406,8 @@ def test_metrics_agree_with_what_was_sent(run: Callable[..., Simulator]) -> None
         (CHAT, b'{"messages":[', (400, "body", "1 validation error")),
         (TEXT, b"", (400, "body", "1 validation error")),
         (TEXT, b"[]", (400, "body", "1 validation error")),
+        (TEXT, b'{"prompt":"\xff"}', (400, "body", "1 validation error")),
+        (TEXT, b'{"other":' + b"[" * 100_000, (400, "body", "1 validation error")),
         (CHAT, b'{"stream":true}', (400, "body.messages", "Field required")),
         (TEXT, b'{"prompt":"x","max_tokens":"many"}', (400, "body.max_tokens", "1 validation error")),
         (TEXT, b'{"prompt":"x","max_tokens":true}', (400, "body.max_tokens", "1 validation error")),

@@ -127,6 +127,17 @@ def test_an_event_has_the_name_that_it_was_given() -> None:
     assert read_in_every_cut(named_events, data) == [("error", '{"message":"bad input"}'), ("message", "a")]
 
 
+def test_case_14_a_field_named_error_is_an_event_of_that_name() -> None:
+    """Sources: ggml-org/llama.cpp#14566, #16109."""
+    error = b'error: {"code":500,"message":"no slot"}\n\n'
+    failed = ("error", '{"code":500,"message":"no slot"}')
+    assert read_in_every_cut(named_events, error + b"data: [DONE]\n\n") == [failed, ("message", "[DONE]")]
+    assert read_in_every_cut(named_events, b"data: a\n\n" + error) == [("message", "a"), failed]
+    assert read_in_every_cut(named_events, b'data: {"a":\ndata: "error: b"}\n\n') == [
+        ("message", '{"a":\n"error: b"}'),
+    ]
+
+
 def test_case_10_the_last_event_counts_without_its_blank_line_or_its_newline() -> None:
     assert [text for _, text in named_events([body(REF)[:-2]])] == REF
     assert [text for _, text in named_events([body(REF[:-1])[:-1]])] == REF[:-1]

@@ -85,6 +85,12 @@ def test_a_host_of_which_no_address_accepts_fails_as_its_last_one(monkeypatch: p
         connect("some-name", REFUSED, 5.0)
 
 
+def test_a_resolver_that_does_not_answer_is_waited_for_no_longer_than_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gevent.socket.getaddrinfo", lambda *_, **__: gevent.sleep(30))
+    with pytest.raises(TimeoutError, match=r"^no address of far.example within 0.2 s$"):
+        connect("far.example", 80, 0.2)
+
+
 def test_a_host_without_an_address_is_an_error_that_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
     resolving_to(monkeypatch)
     with pytest.raises(OSError, match="some-name has no address"):

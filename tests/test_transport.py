@@ -20,12 +20,13 @@ import gevent.socket
 import pytest
 from emitter import CLOSE, FIN, RAW, REF, RST, SILENCE, SO_TIMESTAMPNS, Answer, Emitter, Server, script
 
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.errors import InputError
 from vllm_locust.hub import hub
 from vllm_locust.origin import Origin, origin_of, read_ca
 from vllm_locust.stamp import Read, read_of
 from vllm_locust.timeline import Outcome, Timeline
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Connection, ConnectionLostError, CutError, Pool, SilenceError
 
 ASK = b"GET / HTTP/1.1\r\n\r\n"
@@ -169,7 +170,7 @@ def test_reading_waits_until_an_instant_and_no_less(emitter: Emitter) -> None:
     with closing(connect(emitter.serve(numbered(1, 150, ending=SILENCE)))) as connection:
         connection.send(ASK)
         until_ns = time.monotonic_ns() + 40 * MS
-        connection.wait_until(until_ns)
+        connection.wait_until(lambda _: until_ns)
         with pytest.raises(SilenceError):
             connection.read()
         assert time.monotonic_ns() >= until_ns
@@ -185,7 +186,7 @@ def test_an_instant_is_not_put_off_by_bytes_that_come(emitter: Emitter) -> None:
     with closing(connect(emitter.serve(numbered(400, 5)))) as connection:
         connection.send(ASK)
         until_ns = time.monotonic_ns() + 60 * MS
-        connection.wait_until(until_ns)
+        connection.wait_until(lambda _: until_ns)
         with pytest.raises(SilenceError):
             read_all(connection)
         assert time.monotonic_ns() >= until_ns
@@ -194,7 +195,7 @@ def test_an_instant_is_not_put_off_by_bytes_that_come(emitter: Emitter) -> None:
 def test_silence_counts_from_the_last_byte(emitter: Emitter) -> None:
     with closing(connect(emitter.serve(numbered(12, 80, ending=SILENCE)))) as connection:
         connection.send(ASK)
-        connection.wait_until(None, silence_ns=700 * MS)
+        connection.wait_until(lambda heard_ns: heard_ns + 700 * MS)
         reads: list[Read] = []
         with pytest.raises(SilenceError):
             read_all(connection, reads)
@@ -259,7 +260,7 @@ def test_ipv6(emitter: Emitter) -> None:
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     origin, prefix = origin_of(server.url)
-    client = Client(Pool(origin), Limits(), {}, prefix)
+    client = Client(Pool(origin), Timeouts(), {}, prefix)
     timeline = stream(client)
     client.pool.close()
     assert (timeline.outcome, timeline.output_tokens) == (Outcome.OK, 4)
@@ -369,7 +370,7 @@ def waiting_bytes(connection: Connection) -> int:
 
 def tls_client(server: Server, *, insecure: bool = False, ca_file: Path | None = None, connect_s: float = 5) -> Client:
     origin, prefix = origin_of(server.url, insecure=insecure, ca_pem=read_ca(str(ca_file)) if ca_file else None)
-    return Client(Pool(origin), Limits(connect_s=connect_s), {}, prefix)
+    return Client(Pool(origin), Timeouts(connect_s=connect_s), {}, prefix)
 
 
 @pytest.mark.parametrize("insecure", [False, True])
@@ -437,14 +438,14 @@ def test_a_name_that_is_not_in_the_certificate_is_refused(emitter: Emitter, pem:
 def test_a_server_without_tls_is_a_failed_connection(emitter: Emitter) -> None:
     server = emitter.serve(numbered(1, 1), idle_close_s=0.1)
     origin, _ = origin_of(server.url.replace("http:", "https:"))
-    timeline = stream(Client(Pool(origin), Limits(), {}))
+    timeline = stream(Client(Pool(origin), Timeouts(), {}))
     assert timeline.outcome is Outcome.CONNECT_FAILED
     assert "TLS handshake" in timeline.message
 
 
 def test_a_handshake_that_is_not_answered_ends_in_time(emitter: Emitter) -> None:
     origin, _ = origin_of(emitter.serve(numbered(1, 1)).url.replace("http:", "https:"))
-    timeline = stream(Client(Pool(origin), Limits(connect_s=0.1), {}))
+    timeline = stream(Client(Pool(origin), Timeouts(connect_s=0.1), {}))
     assert timeline.outcome is Outcome.CONNECT_FAILED
     assert timeline.message == "no TLS handshake within 0.1 s"
 
@@ -460,7 +461,7 @@ def test_a_request_that_is_cut_in_the_handshake_leaves_no_socket_open(end: type[
 
     server = gevent.server.StreamServer(("127.0.0.1", 0), serve)
     server.start()
-    client = Client(Pool(origin_of(f"https://127.0.0.1:{server.server_port}")[0]), Limits(), {})
+    client = Client(Pool(origin_of(f"https://127.0.0.1:{server.server_port}")[0]), Timeouts(), {})
     streaming = gevent.spawn(stream, client)
     gevent.sleep(0.05)
     if end is CutError:

@@ -65,6 +65,10 @@ class Body:
             self._lessons -= 1
             self._pattern = pattern_of(self.read.data, said, delta)
 
+    def unlearn(self) -> None:
+        """Take apart whatever comes from now on: after its end has been told, a stream is no longer what it was."""
+        self._pattern, self._lessons = None, 0
+
     def _fits(self, read: Read) -> bool:
         """Note a read that is an event like one before it; False where it has to be taken apart."""
         pattern = self._pattern

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterator
 
 from vllm_locust import api, scenario
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.errors import ExitCode, InputError, TargetError
 from vllm_locust.generator import request_body
 from vllm_locust.origin import origin_of, read_ca
@@ -16,6 +16,7 @@ from vllm_locust.run import new_run_id
 from vllm_locust.scenario import Part, Pick
 from vllm_locust.terminal import printable
 from vllm_locust.timeline import Outcome, Timeline
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Pool
 
 _COUNTED = 256
@@ -73,7 +74,7 @@ def _try_parts(access: Access, target: Target, plan: scenario.Scenario) -> Itera
     """Ask for one answer per part and endpoint, each to the part's longest prompt; yields those that failed."""
     origin, prefix = origin_of(access.url, insecure=access.insecure, ca_pem=access.ca_pem)
     headers = {"Authorization": f"Bearer {access.api_key}"} if access.api_key else {}
-    client = Client(Pool(origin), Limits(), headers, prefix)
+    client = Client(Pool(origin), Timeouts(), headers, prefix)
     for endpoint in target.endpoints:
         for part in plan.parts:
             timeline = _try(client, target, endpoint, part)
@@ -87,19 +88,14 @@ def _try(client: Client, target: Target, endpoint: str, part: Part) -> Timeline:
     prompt = max(part.prompts, key=_size)
     nonce = scenario.nonce(new_run_id(), "check", 0) if part.cold else ""
     chosen = Pick(part, prompt, prompt.output_tokens or part.output_tokens)
-    body = {
-        "model": target.model,
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        **request_body(chosen, endpoint, nonce, exact_length=target.exact_length),
-    }
+    body = request_body(chosen, endpoint, nonce, exact_length=target.exact_length)
     timeline = Timeline(
         request_id=f"check-{endpoint}-{part.name}".encode("ascii", "replace").decode(),
         scenario=part.name,
         endpoint=endpoint,
         called_ns=time.monotonic_ns(),
     )
-    client.stream(timeline, api.encode_body(body))
+    client.stream(timeline, api.encode_body(api.streaming(body, target.model, api.Counting())))
     return timeline
 
 

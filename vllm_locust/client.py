@@ -9,7 +9,6 @@ Nothing else is retried, redirects are not followed.
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import gevent
@@ -22,43 +21,32 @@ from vllm_locust.response import HTTPParseError, Response, feed
 from vllm_locust.sse import NotEventStreamError
 from vllm_locust.stamp import Read
 from vllm_locust.timeline import Outcome, Timeline, outcome_of_status
+from vllm_locust.timeouts import Timeouts, after, given_up, reason
 from vllm_locust.transport import Connection, ConnectionLostError, CutError, Pool, SilenceError
 
-_AFTER_DONE_NS = 1_000_000_000
-"""How long the end of the body is waited for after `[DONE]`, and in an error: some servers never send it."""
+_END_NS = 1_000_000_000
+"""How long the end of a body is waited for after `[DONE]`, after an error, and in the body of an error."""
 _WITHOUT_A_MESSAGE = {
     Outcome.EMPTY: "the answer ended without a token",
     Outcome.TRUNCATED: "the body ended without a finish reason and without [DONE]",
+    Outcome.NOT_STREAMED: "a whole answer in one event",
 }
 """What is said of failures in which the server says nothing."""
 _SERVER_ERRORS = (
     api.MalformedError,
     HTTPParseError,
     NotEventStreamError,
-    SilenceError,
     UnicodeDecodeError,
     zlib.error,
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """How long to wait, in seconds."""
-
-    connect_s: float = 10.0
-    """A server that does not accept within this is not there; TCP retries after 1, 3 and 7 s are within it."""
-    first_token_s: float = 300.0
-    """A queued request may wait long; a short limit would cut the tail off."""
-    idle_s: float = 120.0
-    """A stream that has begun must not go silent for ever, as vLLM's do when it gets SIGTERM."""
-
-
 class Client:
     """Streams requests to one server; keeps what is in flight, so that it can be cut."""
 
-    def __init__(self, pool: Pool, limits: Limits, headers: dict[str, str], prefix: str = "") -> None:
+    def __init__(self, pool: Pool, timeouts: Timeouts, headers: dict[str, str], prefix: str = "") -> None:
         self.pool = pool
-        self.limits = limits
+        self.timeouts = timeouts
         self._prefix = prefix
         lines = {
             "Host": pool.origin.netloc,
@@ -106,6 +94,13 @@ class Client:
             greenlet.throw(CutError())
 
     @property
+    def longest_silence_ns(self) -> int:
+        """For how long the quietest stream has sent no byte, since it was asked or since its last one."""
+        now_ns = time.monotonic_ns()
+        silences = (now_ns - max(t.sent_ns or now_ns, c.heard_ns) for t, c in self.reading.items())
+        return max(silences, default=0)
+
+    @property
     def oldest_unparsed_ns(self) -> int | None:
         """When the oldest bytes arrived that no stream has parsed yet."""
         return min((ns for c in self.reading.values() if (ns := c.oldest_unparsed_ns) is not None), default=None)
@@ -133,7 +128,7 @@ class Client:
     ) -> bool:
         """Send the request on a connection; False where it had gone stale and the request has to be sent again."""
         timeline.sent_ns = time.monotonic_ns()
-        connection.wait_until(timeline.sent_ns + round(self.limits.first_token_s * 1e9))
+        connection.wait_until(partial(self._given_up_ns, timeline))
         self.reading[timeline] = connection
         response = Response()
         try:
@@ -142,6 +137,8 @@ class Client:
             if reused and not timeline.response_bytes:
                 return False
             self._fail(timeline, error)
+        except SilenceError:
+            self._give_up(timeline, connection.heard_ns)
         except _SERVER_ERRORS as error:
             self._fail(timeline, error)
         finally:
@@ -163,7 +160,7 @@ class Client:
 
     def _connect(self, timeline: Timeline) -> Connection | None:
         try:
-            connection = self.pool.open(self.limits.connect_s)
+            connection = self.pool.open(self.timeouts.connect_s)
         except OSError as error:
             timeline.end(Outcome.CONNECT_FAILED, time.monotonic_ns(), str(error) or type(error).__name__)
             return None
@@ -189,7 +186,7 @@ class Client:
         timeline.status = response.status_code
         body = Body(connection, response, timeline, read)
         if response.status_code != 200:  # noqa: PLR2004
-            connection.wait_until(time.monotonic_ns() + _AFTER_DONE_NS)
+            _wait_for_the_end(connection)
             message = api.error_message(error_body(body))
             timeline.end(outcome_of_status(response.status_code), body.read.at_ns, message)
         elif response.header("content-encoding").lower() not in ("", "identity", *COMPRESSED):
@@ -206,21 +203,26 @@ class Client:
         on_first_token: Callable[[Timeline], None] | None,
     ) -> None:
         """Read the events of a 200, and decide how it ended."""
-        done, error = False, None
+        done, error, ending = False, None, False
         try:
             for event, data in body.events:
-                if data == "[DONE]":
-                    done = done or _drain(connection)
-                elif data.startswith(":") or not data.strip():
-                    timeline.heartbeats += 1
-                elif (delta := _decoded(data, event, body)) is not None:
-                    error = error or delta.error
-                    waiting = timeline.first_ns is None
-                    note(timeline, delta, body.read.at_ns)
-                    body.learn(data, delta)
-                    if waiting and timeline.first_ns is not None:
-                        connection.patient = not body.sized
-                        self._begun(timeline, connection, on_first_token)
+                before, waiting = timeline.events, timeline.first_ns is None
+                if data.strip() == "[DONE]":
+                    done = True
+                elif error is None:  # with its error, a stream is over
+                    error = _taken(timeline, body, event, data)
+                if waiting and timeline.first_ns is not None:
+                    connection.patient = not body.sized
+                    connection.wait_anew()
+                    if on_first_token is not None:
+                        on_first_token(timeline)
+                if done and timeline.events > before:  # it was the end of a choice: some servers send one for each
+                    done = ending = False
+                    connection.wait_until(partial(self._given_up_ns, timeline))
+                if (done or error is not None) and not ending:
+                    ending = True
+                    body.unlearn()
+                    _wait_for_the_end(connection)
         except (SilenceError, ConnectionLostError):
             if not done and error is None:
                 raise
@@ -230,51 +232,55 @@ class Client:
         outcome = _outcome(timeline, error, done=done)
         timeline.end(outcome, body.read.at_ns, error or _WITHOUT_A_MESSAGE.get(outcome, ""))
 
-    def _begun(
-        self, timeline: Timeline, connection: Connection, on_first_token: Callable[[Timeline], None] | None
-    ) -> None:
-        """Wait differently from the first token on, and tell who listens."""
-        connection.wait_until(None, round(self.limits.idle_s * 1e9))
-        if on_first_token is not None:
-            on_first_token(timeline)
+    def _given_up_ns(self, timeline: Timeline, heard_ns: int) -> int | None:
+        end = given_up(self.timeouts, timeline, heard_ns)
+        return None if end is None else end[0]
+
+    def _give_up(self, timeline: Timeline, heard_ns: int) -> None:
+        end = given_up(self.timeouts, timeline, heard_ns)
+        assert end is not None  # noqa: S101 - else the connection would wait for ever
+        timeline.end(end[1], time.monotonic_ns(), reason(self.timeouts, timeline, end[1]))
 
     def _fail(self, timeline: Timeline, error: Exception) -> None:
         now_ns = time.monotonic_ns()
-        after = f"after {timeline.events} token event{'' if timeline.events == 1 else 's'}"
         match error:
             case NotEventStreamError():
                 timeline.end(Outcome.NOT_STREAMED, now_ns, str(error))
-            case SilenceError() if timeline.first_ns is None:
-                timeline.end(Outcome.FIRST_TOKEN_TIMEOUT, now_ns, f"no token within {self.limits.first_token_s:g} s")
-            case SilenceError():
-                timeline.end(Outcome.IDLE_TIMEOUT, now_ns, f"no byte for {self.limits.idle_s:g} s {after}")
             case ConnectionLostError():
-                timeline.end(Outcome.CONNECTION_LOST, now_ns, f"{error} {after}")
+                timeline.end(Outcome.CONNECTION_LOST, now_ns, f"{error} {after(timeline)}")
             case _:
                 timeline.end(Outcome.MALFORMED, now_ns, str(error))
 
 
-def _drain(connection: Connection) -> bool:
-    """Give the end of the body, and late usage, a moment to come after `[DONE]`."""
-    connection.wait_until(time.monotonic_ns() + _AFTER_DONE_NS)
-    return True
+def _wait_for_the_end(connection: Connection) -> None:
+    """Give the end of the body, and late usage, a moment to come: it is due, but some servers never send it."""
+    until_ns = time.monotonic_ns() + _END_NS
+    connection.wait_until(lambda _: until_ns)
 
 
-def _decoded(data: str, event: str, body: Body) -> api.Delta | None:
-    """Decode an event; None for one that the end of the body has cut in its middle (case 10)."""
+def _taken(timeline: Timeline, body: Body, event: str, data: str) -> str | None:
+    """Note what an event says; returns the message of an error."""
+    if data.startswith(":") or not data.strip():
+        timeline.heartbeats += 1
+        return None
     try:
-        return api.decode(data, event)
+        delta = api.decode(data, event)
     except api.MalformedError:
-        if body.ended:
+        if body.ended:  # the end of the body has cut it in its middle (case 10)
             return None
         raise
+    note(timeline, delta, body.read.at_ns)
+    body.learn(data, delta)
+    return delta.error
 
 
 def _outcome(timeline: Timeline, error: str | None, *, done: bool) -> Outcome:
     """Decide how a 200 whose body came to its end has ended."""
     if error is not None:
         return Outcome.STREAM_ERROR
-    finished = done or (bool(timeline.finish_reasons) and timeline.choices.keys() <= timeline.finish_reasons.keys())
-    if not finished:
+    finished = timeline.finish_reasons.keys()
+    if not done and not (len(finished) >= timeline.choices_asked and timeline.choices.keys() <= finished):
         return Outcome.TRUNCATED
-    return Outcome.OK if timeline.events else Outcome.EMPTY
+    if timeline.events:
+        return Outcome.OK
+    return Outcome.NOT_STREAMED if timeline.whole else Outcome.EMPTY

@@ -29,7 +29,7 @@ import gevent
 from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 
-from vllm_locust import fidelity
+from vllm_locust import fidelity, progress
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
@@ -233,6 +233,10 @@ def _gauges(now: Snapshot, run: Cells) -> Iterator[Metric]:
     for labels, number in in_flight.items():
         family.add_metric(labels, number)
     yield family
+    if now.recording is not None and now.running and in_flight:
+        help_text = "For how long the quietest of the streams in flight has sent no byte."
+        silent_s = progress.silence_s(now.recording, now.live_workers)
+        yield GaugeMetricFamily("vllm_locust_longest_silence_seconds", help_text, silent_s)
 
 
 def _fidelity(now: Snapshot, watch: Watch) -> Iterator[Metric]:

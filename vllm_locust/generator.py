@@ -14,7 +14,7 @@ import gevent.event
 
 from vllm_locust import api, scenario
 from vllm_locust.answer import Answer
-from vllm_locust.client import Client, Limits
+from vllm_locust.client import Client
 from vllm_locust.hub import hub
 from vllm_locust.origin import origin_of
 from vllm_locust.prompts import Prompt
@@ -59,7 +59,7 @@ class Generator:
         headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         if self._client is not None:
             self._client.pool.close()
-        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), Limits(), headers, prefix)
+        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), settings.timeouts, headers, prefix)
         # A full collection looks at all that Locust ever made, or at all that a thousand streams have, and keeps the
         # loop away for longer than a token takes. Streams leave no garbage that only a collection finds.
         gc.unfreeze()
@@ -115,6 +115,7 @@ class Generator:
             away_ns=loop.take_longest_away_ns(),
             stalled_ns=loop.take_stalled_ns(),
             core_wait_ns=loop.core_wait.take_ns(),
+            silence_ns=self._client.longest_silence_ns,
         )
         loop.rest(self.recorder.take_gaps_ns())
 
@@ -184,9 +185,9 @@ class Generator:
         run, recorder, client, log = self.run, self.recorder, self._client, self.log
         if not run.open or run.start is None or recorder is None or client is None:
             raise GateClosedError
-        body = {"model": run.start.settings.model, "stream": True, "stream_options": {"include_usage": True}, **body}
-        encoded = api.encode_body(body)
-        timeline.secret = run.start.settings.api_key or ""
+        settings = run.start.settings
+        encoded = api.encode_body(api.streaming(body, settings.model, settings.counting))
+        timeline.secret = settings.api_key or ""
         if log is not None and log.texts:
             timeline.answer = Answer()
         recorder.begin(timeline)

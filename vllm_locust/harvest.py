@@ -24,6 +24,10 @@ class Harvest:
     """Rows of five, as in `Timeline.reads`."""
     times: "array[int]" = field(default_factory=lambda: array("q"))
     """Token times whose gaps are due, of one choice after the other."""
+    exact_times: "array[int]" = field(default_factory=lambda: array("q"))
+    """The same of choices whose events tell how many tokens they carry."""
+    carried: "array[int]" = field(default_factory=lambda: array("q"))
+    """How many tokens each of `exact_times` brought since the one before it, 0 where that is another choice's."""
     _stretches: list[tuple[Timeline, int]] = field(default_factory=list)
     """Whose `times` these are, and how many, at least two of each."""
 
@@ -54,6 +58,11 @@ class Harvest:
         times = choice.times
         self.times.extend(times)
         self._stretches.append((timeline, len(times)))
+        if choice.carried:
+            self.exact_times.extend(times)
+            choice.carried[0] = 0  # the gap before it has been taken already, or there is none
+            self.carried.extend(choice.carried)
+            choice.carried = choice.carried[-1:]
         if keep:
             choice.kept.extend(times[bool(choice.kept) :])
         choice.times = array("q", times[-1:])
@@ -67,10 +76,20 @@ class Harvest:
         ends = np.cumsum(lengths)
         seams = ends[:-1] - 1
         values[seams] = 0  # from one stretch to the next is no gap
-        longest = np.maximum.reduceat(values, ends - lengths)
-        for (timeline, _), longest_ns in zip(self._stretches, longest.tolist(), strict=True):
-            timeline.longest_gap_ns = max(timeline.longest_gap_ns or 0, longest_ns)
+        starts = ends - lengths
+        longest = np.maximum.reduceat(values, starts)
+        largest = np.flatnonzero(values == np.repeat(longest, lengths)[:-1])  # at least one in each stretch
+        ends_ns = times[1 + largest[np.searchsorted(largest, starts)]]
+        for (timeline, _), longest_ns, end_ns in zip(self._stretches, longest.tolist(), ends_ns.tolist(), strict=True):
+            if timeline.longest_gap_ns is None or longest_ns > timeline.longest_gap_ns:
+                timeline.longest_gap_ns, timeline.longest_gap_end_ns = longest_ns, end_ns
         return np.delete(times[1:], seams), np.delete(values, seams)
+
+    def token_gaps(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Return the times at which gaps ended whose event told its tokens, and the gaps divided by those."""
+        times, carried = np.frombuffer(self.exact_times, np.int64), np.frombuffer(self.carried, np.int64)[1:]
+        known = carried > 0
+        return times[1:][known], np.diff(times)[known] // carried[known]
 
 
 def count_reads(reads: npt.NDArray[np.int64], cell: Cell) -> None:

@@ -4,11 +4,16 @@ import functools
 import inspect
 import itertools
 import signal
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 
 import gevent
 import gevent.hub
+import psutil
 from locust import argument_parser
+
+_FORKS_S = 3.0
+"""How long workers that `--processes` forked may take to go."""
 
 
 def prepare() -> None:
@@ -35,3 +40,31 @@ def interrupt_main_greenlet_only(hurry: Callable[[], None]) -> None:
             gevent.hub.get_hub().loop.run_callback(main.throw, KeyboardInterrupt)
 
     gevent.signal_handler(signal.SIGINT, interrupt)
+
+
+def end_forks() -> None:
+    """Have the workers go that `--processes` forked: Locust leaves them behind where the master goes early."""
+    for child in _forks():
+        child.terminate()
+    wait_for_forks()
+
+
+def wait_for_forks() -> None:
+    """Wait until the workers that `--processes` forked have said their last.
+
+    They stay to be asked how they ended: Locust does so, and complains where somebody else has done it.
+    """
+    deadline = time.monotonic() + _FORKS_S
+    while any(_forks()) and time.monotonic() < deadline:
+        time.sleep(0.02)
+
+
+def _forks() -> "Iterator[psutil.Process]":
+    """Yield those that run; a process that the locustfile started has another command, and is not ours."""
+    this = psutil.Process()
+    for child in this.children():
+        try:
+            if child.status() != psutil.STATUS_ZOMBIE and child.cmdline() == this.cmdline():
+                yield child
+        except psutil.NoSuchProcess:
+            pass

@@ -6,10 +6,11 @@ from vllm_locust.timeline import Timeline
 
 def note(timeline: Timeline, delta: Delta, at_ns: int) -> None:
     """Write into a timeline what an event says that arrived at `at_ns`."""
+    timeline.whole |= delta.whole
     for part in delta.parts:
         index = part.choice
         tokens = _tokens_so_far(timeline, delta, part) if delta.usage is not None or part.token_ids else 0
-        if part.token or tokens > _known_tokens(timeline, index):
+        if part.token or _has_grown(timeline, index, tokens):
             timeline.token_event(index, at_ns, tokens)
             if part.reasoning:
                 timeline.reasoning_ns = timeline.reasoning_ns or timeline.last_ns
@@ -25,20 +26,26 @@ def note(timeline: Timeline, delta: Delta, at_ns: int) -> None:
 
 
 def _tokens_so_far(timeline: Timeline, delta: Delta, part: Part) -> int:
-    """Return how many tokens of its choice there are by now, 0 where the event does not tell."""
+    """Return how many tokens of its choice there are by now, 0 where the events do not tell."""
+    choice = timeline.choices.get(part.choice)
     if part.token_ids:
-        return part.token_ids + _known_tokens(timeline, part.choice)
-    if delta.usage is not None and len(delta.parts) == 1:
+        return part.token_ids + (choice.tokens if choice else 0)
+    # Usage after events without it is that of the answer, wherever it stands: many servers put it into the last chunk.
+    if delta.usage is not None and len(delta.parts) == 1 and (choice is None or choice.tokens):
         return delta.usage.completion_tokens or 0
     return 0
 
 
-def _known_tokens(timeline: Timeline, index: int) -> int:
-    known = timeline.choices.get(index)
-    return known.tokens if known else 0
+def _has_grown(timeline: Timeline, index: int, tokens: int) -> bool:
+    """Tell whether an event without a text brought tokens: whether a count that was told before is larger by now."""
+    choice = timeline.choices.get(index)
+    told = timeline.completion_tokens is not None if choice is None else choice.tokens > 0
+    return told and tokens > (choice.tokens if choice else 0)
 
 
 def _note_usage(timeline: Timeline, usage: Usage) -> None:
+    if not usage.prompt_tokens and not usage.completion_tokens:
+        return  # Ollama's completions say 0 and 0 in every event but the last
     if usage.completion_tokens is not None:
         timeline.completion_tokens = usage.completion_tokens
     if usage.prompt_tokens is not None:

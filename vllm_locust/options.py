@@ -28,6 +28,10 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--name", form=True, default="run", help="Name of the run, for its directory in --results; default: run")
     option("--results", default="results", metavar="DIR", help="Where runs are saved; default: results")
     option("--window", default="10s", help="Length of the windows that live figures are about; default: 10s")
+    what = "Ask each event how many tokens it carries"
+    how = "by the usage so far (continuous_usage_stats)"
+    option("--continuous-usage", default=False, action="store_true", help=f"{what}, {how}")
+    option("--token-ids", default=False, action="store_true", help=f"{what}, by their ids (return_token_ids)")
     option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
     option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
     option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
@@ -36,6 +40,15 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     what = "Have prompts and answers in the log of requests, too"
     option("--log-text", default=False, action="store_true", help=what)
     option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
+    option("--connect-timeout", default="10s", help="How long to wait for a connection; default: 10s")
+    what = "How long to wait for the first token, from when the request left, or none"
+    option("--first-token-timeout", default="300s", help=f"{what}; default: 300s, since a queued request may wait long")
+    what = "How long a stream that has begun may send nothing at all, or none"
+    option("--idle-timeout", default="120s", help=f"{what}; default: 120s")
+    what = "How long a stream that has begun may send no token, whatever else it sends"
+    option("--token-timeout", default="none", help=f"{what}; default: none")
+    what = "How long a request may take in all, from when it left"
+    option("--total-timeout", default="none", help=f"{what}; default: none")
     option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
     option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
     what = "Most that 1 percent of the token times may be uncertain by, of the median gap"

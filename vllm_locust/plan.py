@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_locust import scenario
+from vllm_locust.api import Counting
 from vllm_locust.errors import InputError
 from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
 from vllm_locust.origin import read_ca
@@ -18,6 +19,7 @@ from vllm_locust.quantity import NS_PER_S, duration_s, format_list, share
 from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import Scenario
+from vllm_locust.timeouts import Timeouts
 from vllm_locust.users import StreamUser, task_tags
 
 _LONG_RAMP = 0.25
@@ -103,6 +105,8 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         api_key=access.api_key,
         insecure=access.insecure,
         ca_pem=access.ca_pem,
+        timeouts=timeouts(options),
+        counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
         window_ns=_window_ns(options.window),
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=tags,
@@ -140,6 +144,32 @@ def request_log(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
     if options.log_text and not given:
         raise InputError("--log-text is for the log of requests; add --request-log")
     return given
+
+
+def timeouts(options: Any) -> Timeouts:  # noqa: ANN401 - an argparse namespace
+    """Return how long streams are waited for; raises `InputError`."""
+    connect_s = _wait_s("--connect-timeout", options.connect_timeout)
+    if connect_s is None:
+        raise InputError(
+            "--connect-timeout is none, expected a duration like 10s: a server that is not there never answers"
+        )
+    return Timeouts(
+        connect_s=connect_s,
+        first_token_s=_wait_s("--first-token-timeout", options.first_token_timeout),
+        idle_s=_wait_s("--idle-timeout", options.idle_timeout),
+        token_s=_wait_s("--token-timeout", options.token_timeout),
+        total_s=_wait_s("--total-timeout", options.total_timeout),
+    )
+
+
+def _wait_s(flag: str, text: str) -> float | None:
+    """Return for how long to wait, None for ever."""
+    if text.strip().lower() == "none":
+        return None
+    wait_s = duration_s(text, where=flag)
+    if not wait_s:
+        raise InputError(f"{flag} is {text}, expected a duration above 0, or none to wait for ever")
+    return wait_s
 
 
 def _has_work(plan: Scenario, tags: tuple[str, ...], exclude: tuple[str, ...]) -> bool:

@@ -38,11 +38,12 @@ from vllm_locust import (
 )
 from vllm_locust.cluster import TICK_S
 from vllm_locust.errors import ExitCode, InputError
-from vllm_locust.fidelity import DEFAULTS, Limits
+from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
 from vllm_locust.master import Master
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
+from vllm_locust.terminal import printable
 from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
 from vllm_locust.worker import Worker
 
@@ -76,7 +77,7 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
     try:
         plugin = Plugin(environment, runner)
     except InputError as error:
-        _refuse(error)
+        _refuse(error, runner, forked=bool(environment.parsed_options.processes))
     plugin.listen()
     host.interrupt_main_greenlet_only(plugin.hurry)
 
@@ -87,7 +88,10 @@ def restore(environment: Environment, **_: Any) -> None:
         restore_tasks(user_class)
 
 
-def _refuse(error: InputError) -> NoReturn:
+def _refuse(error: InputError, runner: Runner, *, forked: bool) -> NoReturn:
+    if forked:
+        runner.greenlet.kill()  # it would go on to tell of workers that come
+        host.end_forks()
     print(f"vllm-locust: {error}", file=sys.stderr)  # noqa: T201 - the user's terminal
     sys.exit(int(error.exit_code))
 
@@ -120,6 +124,7 @@ class Plugin:
         self._metrics = ""
         plan.generator_limits(self._options)
         plan.request_log(self._options)
+        plan.timeouts(self._options)
         results.check_writable(self._results)
         self._exporter = exporter.Exporter(self._snapshot)
         port = listener.port_of(self._options.prometheus_port)
@@ -128,7 +133,7 @@ class Plugin:
             self._metrics = f"http://localhost:{port}/metrics"
             logger.info("metrics are at %s", self._metrics)
         if environment.web_ui is not None:
-            webui.add_tab(environment.web_ui, lambda: (self._master.recording, self._limits))
+            webui.add_tabs(environment.web_ui, self._snapshot)
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios
@@ -249,8 +254,15 @@ class Plugin:
             self._environment.process_exit_code = int(ExitCode.NOT_RUN if self._immediate else ExitCode.OK)
 
     def _on_quit(self) -> None:
-        if self._options.headless and self._run is not None:
+        if self._run is None:
+            return
+        if self._options.processes:
+            host.wait_for_forks()
+        if self._options.headless:
             self._print_report()
+        # The server's own words are what the user looks for where nothing worked: nothing is printed after them.
+        if text := verdict.all_failed(self._run.summary):
+            print(f"vllm-locust: {printable(text)}", file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
 
     def _on_reset(self) -> None:
         old = self._master.reset()
@@ -295,6 +307,7 @@ class Plugin:
             scenario_hash=prepared.hash,
             seed=prepared.settings.seed,
             cache=", ".join(sorted(caches)),
+            counting=prepared.settings.counting,
             load={
                 "users": max(self._users, self._runner.target_user_count),
                 "spawn_rate": None if self._environment.shape_class else given.spawn_rate,
@@ -318,11 +331,12 @@ class Plugin:
         ticks = 0
         while True:
             gevent.sleep(TICK_S)
-            if self._master.phase is not Phase.RUNNING:
+            if self._master.phase not in (Phase.RUNNING, Phase.FINISHING):
                 continue
             ticks += 1
-            self._users = max(self._users, self._runner.target_user_count)
-            self._master.watch()
+            if self._master.phase is Phase.RUNNING:
+                self._users = max(self._users, self._runner.target_user_count)
+                self._master.watch()
             self._update_rows()
             if self._options.headless and ticks % _PROGRESS_S == 0:
                 print(self._progress_line(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
@@ -336,10 +350,6 @@ class Plugin:
         assert master.recording is not None  # noqa: S101 - a run is on
         return progress.line(master.recording, time.monotonic_ns() - master.start_ns, master.live_workers)
 
-    @property
-    def _limits(self) -> Limits:
-        return self._master.plan.generator_limits if self._master.plan else DEFAULTS
-
     def _snapshot(self) -> exporter.Snapshot:
         master = self._master
         running = master.phase in (Phase.RUNNING, Phase.FINISHING)
@@ -349,7 +359,7 @@ class Plugin:
             users=self._runner.user_count if running else 0,
             workers=len(master.live_workers) if running else 0,
             live_workers=master.live_workers,
-            limits=self._limits,
+            limits=master.plan.generator_limits if master.plan else DEFAULTS,
         )
 
 

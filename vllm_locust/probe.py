@@ -20,6 +20,7 @@ from vllm_locust.terminal import printable
 
 _TIMEOUT_S = 10.0
 _MISSING = (404, 405, 501)
+_NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +75,7 @@ def count_tokens(access: Access, model: str, body: dict[str, Any]) -> int | None
     status, answer = _request(access, "POST", "/tokenize", {"model": model, **body})
     try:
         return int(msgspec.json.decode(answer)["count"]) if status == 200 else None  # noqa: PLR2004
-    except (msgspec.DecodeError, TypeError, KeyError, ValueError):
+    except (*_NOT_JSON, TypeError, KeyError, ValueError):
         return None
 
 
@@ -88,7 +89,7 @@ def _models(access: Access) -> list[dict[str, Any]]:
         models = value["data"]
         if status == 200 and isinstance(models, list):  # noqa: PLR2004
             return [entry for entry in models if isinstance(entry, dict)]
-    except (msgspec.DecodeError, TypeError, KeyError):
+    except (*_NOT_JSON, TypeError, KeyError):
         pass
     raise TargetError(
         f"{access.url}/v1/models answers HTTP {status}: {api.error_message(body)[:200]!r}; "

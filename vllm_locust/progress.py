@@ -1,21 +1,48 @@
 """One line about now, while a run runs: what has ended, what streams, how the last closed window was."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from vllm_locust.cell import Cell, total
 from vllm_locust.quantity import NS_PER_S, format_count, format_duration, format_rate
 from vllm_locust.recording import Recording
 from vllm_locust.timeline import Outcome
 
+_QUIET_S = 5
+"""A stream that has been silent for longer is worth a word."""
 
-def line(recording: Recording, age_ns: int, live_workers: Iterable[str]) -> str:
+
+def in_flight(cells: Iterable[Cell]) -> int:
+    """Return how many requests were sent and have not ended."""
+    so_far = total(cells)
+    return so_far.counters.get("sent", 0) - sum(_ended(so_far).values())
+
+
+def silence_s(recording: Recording, live_workers: Iterable[str]) -> float:
+    """Return for how long the quietest stream of those in flight had sent no byte when its worker last reported."""
+    return max((_silence_ns(recording, worker) for worker in live_workers), default=0) / NS_PER_S
+
+
+def _silence_ns(recording: Recording, worker: str) -> int:
+    index, last_ns = max(0, recording.closed_windows([worker]) - 1), 0
+    while (gauges := recording.gauges.get((worker, index))) is not None:
+        index, last_ns = index + 1, gauges.silence_last_ns
+    return last_ns
+
+
+def streams(number: int, silent_s: float) -> str:
+    """Say how many streams are in flight, and for how long the quietest one has been silent."""
+    text = f"{format_count(number)} streams in flight"
+    return f"{text} (one silent for {silent_s:.0f} s)" if number and silent_s >= _QUIET_S else text
+
+
+def line(recording: Recording, age_ns: int, live_workers: Sequence[str]) -> str:
     """Return the line; a window is closed once every worker that takes part has sealed it."""
     so_far = total(recording.totals_of(()).values())
     ended = _ended(so_far)
-    in_flight = so_far.counters.get("sent", 0) - sum(ended.values())
     failed = sum(number for outcome, number in ended.items() if outcome.failed)
+    flying = streams(in_flight([so_far]), silence_s(recording, live_workers))
     text = (
-        f"{age_ns / NS_PER_S:4.0f} s  {format_count(in_flight)} streams in flight, "
+        f"{age_ns / NS_PER_S:4.0f} s  {flying}, "
         f"{format_count(ended.get(Outcome.OK, 0))} ok, {format_count(failed)} failed"
     )
     closed = recording.closed_windows(live_workers)

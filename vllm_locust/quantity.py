@@ -90,6 +90,18 @@ def format_share(part: float, whole: float) -> str:
     return f"{percent:.1f} %"
 
 
+def format_number(value: float | str | None, width: int) -> str:
+    """Print a number with three digits at least, in `width` columns (5 at least) however large; a word as it is."""
+    if value is None or isinstance(value, str):
+        return value or "–"
+    plain = f"{value:,}" if isinstance(value, int) else format_rate(value)
+    for scale, suffix in ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
+        if len(plain) <= width:
+            return plain
+        plain = format_rate(value / scale) + suffix
+    return plain if len(plain) <= width else f"{value:.0e}"
+
+
 def format_list(names: Iterable[object]) -> str:
     """Print the accepted set of an error message."""
     return ", ".join(str(name) for name in names) or "none"

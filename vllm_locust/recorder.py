@@ -21,6 +21,7 @@ from vllm_locust import tally
 from vllm_locust.cell import Cell, Key
 from vllm_locust.harvest import Harvest, count_reads
 from vllm_locust.recording import Failure, Report
+from vllm_locust.slowest import Slowest
 from vllm_locust.timeline import Timeline
 from vllm_locust.windows import Windows
 
@@ -66,6 +67,7 @@ class Recorder:
         self._live: dict[Timeline, _Progress] = {}
         self._ended: list[tuple[Timeline, _Progress]] = []
         self._failures: dict[tuple[str, str, str, int], Failure] = {}
+        self._slowest = Slowest()
         self.seq = 0
         """Number of the last report."""
         self._in_flight = 0
@@ -138,18 +140,21 @@ class Recorder:
         away_ns: int,
         stalled_ns: int = 0,
         core_wait_ns: int | None = None,
+        silence_ns: int = 0,
     ) -> None:
         """Take what is new, note the gauges, and seal what is complete.
 
         Everything that arrived before `swept_ns` has been read; `unparsed_ns` is when the oldest bytes arrived that
         nobody has parsed, `away_ns` the longest time for which the loop was away since the last tick, `stalled_ns` the
-        sum of all long ones, and `core_wait_ns` that of its long waits for a core.
+        sum of all long ones, `core_wait_ns` that of its long waits for a core, and `silence_ns` how long the quietest
+        stream has been silent.
         """
         held_ns = self.harvest()
         self._flight(now_ns, 0)
         self._spend(now_ns)
         gauges = self._windows.at(now_ns).gauges
         gauges.users_last = users
+        gauges.silence_last_ns = silence_ns
         gauges.loop_lag_ns = max(gauges.loop_lag_ns, away_ns)
         gauges.stalled_ns += stalled_ns
         if core_wait_ns is not None:
@@ -230,8 +235,13 @@ class Recorder:
         if harvest.times:
             ends_ns, gaps_ns = harvest.gaps()
             self._gaps_ns.append(gaps_ns)
+            self._file_gaps(key, "itl", ends_ns, gaps_ns)
+            self._file_gaps(key, "itl_token", *harvest.token_gaps())
+
+    def _file_gaps(self, key: Key, metric: str, ends_ns: npt.NDArray[np.int64], gaps_ns: npt.NDArray[np.int64]) -> None:
+        if ends_ns.size:
             for window, chosen in self._windows.split(ends_ns, gaps_ns):
-                window.cells.setdefault(key, Cell()).histogram("itl").add_array(chosen)
+                window.cells.setdefault(key, Cell()).histogram(metric).add_array(chosen)
 
     # Ends
 
@@ -241,6 +251,8 @@ class Recorder:
         if not progress.sent:  # it never got a connection; every request that ends has been counted as due
             cell.count("sent")
         tally.count_end(timeline, cell)
+        if progress.key.phase == "steady":
+            tally.note_slow(timeline, self._slowest.lists, self.worker, self.start_ns)
         if timeline.outcome is not None and timeline.outcome.failed:
             failure = tally.failure(timeline, max(0, timeline.done_ns - self.start_ns))
             known = self._failures.get(failure.kind)
@@ -259,8 +271,10 @@ class Recorder:
             now_ns=now_ns - self.start_ns,
             windows=self._windows.report(self.seq),
             failures=list(self._failures.values()),
+            slowest=self._slowest.report(self.seq),
         )
 
     def acknowledge(self, seq: int) -> None:
         """The master has the report of this number: what has not changed since need not be sent again."""
         self._windows.acknowledge(seq)
+        self._slowest.acknowledge(seq)

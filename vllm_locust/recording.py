@@ -1,7 +1,8 @@
 """The one data structure: a sparse cube of integers, built by workers, merged by the master, read by everyone else.
 
 *window × (scenario, endpoint, phase, stage) × (histogram of a metric | counter)*, and beside it, per worker and window,
-gauges. Every number that anyone is shown is a sum over some slice of it.
+gauges. Every number that anyone is shown is a sum over some slice of it. And a bounded appendix, merged by extreme:
+failures by kind, the slowest requests.
 
 Reporting is state-based: a report carries, for each window that changed, the window's whole state with a sequence
 number, and the master replaces what it held for (worker, window) if the number is higher. A lost, repeated, reordered
@@ -19,8 +20,10 @@ from typing import Any
 
 import msgspec
 
+from vllm_locust import slowest
 from vllm_locust.cell import Cell, Cells, Key, merge_cells
 from vllm_locust.histogram import Histogram, Planes
+from vllm_locust.slowest import Lists, Slow
 
 FORMAT = 1
 """Version of the encoding, on the wire and in run files; another one is refused."""
@@ -48,6 +51,8 @@ class Gauges(msgspec.Struct, array_like=True, kw_only=True):
     where the system does not say."""
     stalled_ns: int = 0
     """Sum of the times, of `hub.STALL_NS` and longer each, for which the event loop was away."""
+    silence_last_ns: int = 0
+    """For how long the quietest stream in flight had sent no byte."""
 
 
 class Failure(msgspec.Struct, kw_only=True):
@@ -120,6 +125,8 @@ class Report(msgspec.Struct, kw_only=True):
     """Time since the start of the run on the worker's clock."""
     windows: list[WindowState]
     failures: list[Failure]
+    slowest: list[Slow] = []
+    """Those that no acknowledged report has carried."""
 
 
 _REPORT_DECODER = msgspec.msgpack.Decoder(Report)
@@ -144,6 +151,8 @@ def decode_report(data: bytes) -> Report:
         report = _REPORT_DECODER.decode(zlib.decompress(data) if data[:1] == _ZLIB else data)
     except zlib.error as error:
         raise ValueError(f"a compressed report that cannot be read: {error}") from None
+    except (msgspec.DecodeError, RecursionError) as error:  # only since 0.21 is the first a ValueError
+        raise ValueError(f"no report: {error}") from None
     if report.format != FORMAT:
         raise ValueError(f"report of format {report.format}, this is format {FORMAT}")
     return report
@@ -194,6 +203,7 @@ class Recording:
         """How long the run lasted, once that is known."""
         self.gauges: dict[tuple[str, int], Gauges] = {}
         self.failures: dict[tuple[str, str, str, int], Failure] = {}
+        self.slowest: Lists = {}
         self.marks: list[Mark] = []
         self.stale = 0
         """Reports of an older run or epoch that came and were dropped."""
@@ -217,6 +227,8 @@ class Recording:
         for failure in report.failures:
             known = self.failures.get(failure.kind)
             self.failures[failure.kind] = failure if known is None else known.join(failure)
+        for slow in report.slowest:
+            slowest.add(self.slowest, slow)
         return True
 
     def _take(self, worker: str, state: WindowState) -> None:
@@ -292,6 +304,7 @@ class Recording:
             ],
             "gauges": [[worker, index, *msgspec.to_builtins(g)] for (worker, index), g in sorted(self.gauges.items())],
             "failures": msgspec.to_builtins([self.failures[kind] for kind in sorted(self.failures)]),
+            "slowest": msgspec.to_builtins([*slowest.each(self.slowest)]),
             "marks": msgspec.to_builtins(self.marks),
         }
 
@@ -316,5 +329,7 @@ def load(saved: dict[str, Any]) -> Recording:
         recording._sealed[worker] = max(index + 1, recording._sealed.get(worker, 0))  # noqa: SLF001
     for failure in msgspec.convert(saved["failures"], list[Failure]):
         recording.failures[failure.kind] = failure
+    for slow in msgspec.convert(saved.get("slowest", []), list[Slow]):
+        slowest.add(recording.slowest, slow)
     recording.marks = msgspec.convert(saved["marks"], list[Mark])
     return recording

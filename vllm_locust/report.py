@@ -12,30 +12,34 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from vllm_locust import fidelity
-from vllm_locust.quantity import format_count, format_duration, format_rate, format_share
+from vllm_locust.api import Counting
+from vllm_locust.incidents import failure_table, outcome_lines, slowest_lines, slowest_tables
+from vllm_locust.quantity import format_count, format_duration, format_number, format_rate, format_share
 from vllm_locust.results import Run
 from vllm_locust.summary import Meta, Summary
-from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, MARK, Column, labelled, printable, table, width_of, wrapped
-from vllm_locust.timeline import METRICS, Metric, Outcome, Unit
+from vllm_locust.terminal import COLUMNS, MARK, Column, labelled, printable, table, wrapped
+from vllm_locust.timeline import METRICS, Metric, Unit
 from vllm_locust.verdict import exit_code, findings
 
 _ABSENT = "–"
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
 _LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
-_OPTIONAL = ("queue", "connect", "ttfc", "cached_tokens")
+_OPTIONAL = ("itl_token", "queue", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
 _IN_SECONDS = ("e2el",)
 """Metrics that are shown in seconds, all others in milliseconds."""
 
 
 def text(run: Run, *, full: bool = False) -> str:
-    """Return the report; `full` adds a table per metric, every kind of failure, and the workers."""
+    """Return the report; `full` adds each kind of failure, a table per metric, the slowest requests and the workers."""
     summary = run.summary
     parts = [_heading(run.meta, summary), _overview(summary, full=full), _facts(run, full=full)]
     if full:
         parts += [
+            failure_table(summary["failures"]),
             *_metric_tables(summary),
+            *slowest_tables(summary["slowest"], summary["scenarios"]),
             _worker_table(summary["fidelity"]["workers"]),
             _versions(run.meta),
         ]
@@ -111,14 +115,14 @@ def _overview(summary: Summary, *, full: bool) -> list[str]:
 def _overview_row(name: str, scope: Summary) -> list[str]:
     return [
         printable(name, COLUMNS),
-        _number(scope["requests"], 8),
-        _number(scope["failed"], 6),
-        *(_number(scope[metric]["mean"], 5) for metric in ("input_tokens", "output_tokens")),
+        format_number(scope["requests"], 8),
+        format_number(scope["failed"], 6),
+        *(format_number(scope[metric]["mean"], 5) for metric in ("input_tokens", "output_tokens")),
         *(_cell(scope["ttft"], key, 1e3, 6) for key in ("p50", "p95", "p99")),
         *(_cell(scope["itl"], key, 1e3, 6) for key in ("mean", "p99")),
         _cell(scope["itl_max"], "p95", 1e3, 6),
         _cell(scope["e2el"], "p95", 1, 6),
-        _number(scope["rates"]["output_tokens_per_s"], 6),
+        format_number(scope["rates"]["output_tokens_per_s"], 6),
     ]
 
 
@@ -128,7 +132,7 @@ def _cell(values: Summary, key: str, scale: float, width: int) -> str:
     if isinstance(value, float):
         value *= scale
     few = value is not None and values["count"] < _NEEDED.get(key, 0)
-    return _number(value, width) + (MARK if few and value != "failed" else "")
+    return format_number(value, width) + (MARK if few and value != "failed" else "")
 
 
 def _judged(name: str, scope: Summary) -> str:
@@ -152,11 +156,11 @@ def _facts(run: Run, *, full: bool) -> list[str]:
     return [
         *labelled("Rates", [_rates(summary["total"]["rates"])]),
         *labelled("Streams", [_streams(summary["total"]["rates"])]),
-        *_outcomes(summary),
-        *(labelled("Failures", map(_failure, summary["failures"])) if full else ()),
-        *labelled("Tokens", _token_notes(summary["total"])),
+        *outcome_lines(summary),
+        *(() if full else slowest_lines(summary["slowest"])),
+        *labelled("Tokens", _token_notes(summary["total"], meta)),
         *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
-        *labelled("Remarks", [*meta.remarks, *_worker_remarks(summary["fidelity"]["workers"])]),
+        *labelled("Remarks", [*meta.remarks, *_remarks(summary)]),
         *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
         *labelled("Verdict", verdicts or ["ok"]),
     ]
@@ -177,42 +181,16 @@ def _streams(rates: Summary) -> str:
     return f"{mean} in flight on average, {peak} at most (the sum of the workers' peaks)"
 
 
-def _outcomes(summary: Summary) -> list[str]:
-    """Return a line for each outcome that occurred, with the earliest message of its kind."""
-    outcomes = {name: number for name, number in summary["total"]["outcomes"].items() if number}
-    judged = sum(number for name, number in outcomes.items() if name != Outcome.CANCELLED)
-    width = max((len(_number(number, 9)) for number in outcomes.values()), default=0)
-    lines = []
-    for name, number in outcomes.items():
-        share = "" if name == Outcome.CANCELLED else format_share(number, judged)
-        line = f"{_number(number, 9):>{width}} {printable(name, 19):<19} {share:>8}  "
-        kinds = [k for k in summary["failures"] if k["outcome"] == name and k["first_s"] is not None]
-        if name == Outcome.CANCELLED:
-            line += "cut by the end of the run"
-        elif kinds:
-            first = min(kinds, key=lambda kind: (kind["first_s"], kind["message"]))
-            line += _when(first["first_s"], max(kind["last_s"] for kind in kinds))
-            line += printable(f": {first['message']}", max(COLUMNS - LABEL_WIDTH - width_of(line), 1))
-        lines.append(line)
-    return [f"{'' if i else 'Outcomes':{LABEL_WIDTH}}{line}" for i, line in enumerate(lines)]
-
-
-def _when(first_s: float, last_s: float) -> str:
-    first, last = format_duration(first_s), format_duration(last_s)
-    return f"at {first}" if first == last else f"{first} to {last}"
-
-
-def _failure(kind: Summary) -> str:
-    status = f" {kind['status']}" if kind["status"] else ""
-    when = "" if kind["first_s"] is None else f", {_when(kind['first_s'], kind['last_s'])}"
-    place = f"{kind['scenario']} {kind['endpoint']}"
-    return f"{kind['count']:,} {place} {kind['outcome']}{status}{when}: {kind['message']}"
-
-
-def _token_notes(total: Summary) -> Iterator[str]:
-    counts, per_event = total["counts"], total["tokens"]["tokens_per_event"]
+def _token_notes(total: Summary, meta: Meta) -> Iterator[str]:
+    counts, per_event, by_token = total["counts"], total["tokens"]["tokens_per_event"], total["itl_token"]
     if per_event is not None and f"{per_event:.2f}" != "1.00":
-        yield f"{per_event:.2f} tokens per event: gaps are those of events"
+        yield f"{per_event:.2f} tokens per event: gaps are those of events" + (
+            f"; by token {_cell(by_token, 'p50', 1e3, 6)} (p50) and {_cell(by_token, 'p99', 1e3, 6)} ms (p99)"
+            if by_token["count"]
+            else "; --continuous-usage asks each for its tokens"
+        )
+    if meta.counting != Counting() and total["tokens"]["events"] and not by_token["count"]:
+        yield "events were asked how many tokens they carry, and told nothing: itl_token is missing"
     if counts["zero_gaps"]:
         yield f"{format_share(counts['zero_gaps'], total['itl']['count'])} of the gaps are zero"
     if counts["estimated"]:
@@ -232,8 +210,11 @@ def _counts(total: Summary) -> str:
     return ", ".join(f"{name} {number:,}" for name, number in (total["counts"] | finish).items())
 
 
-def _worker_remarks(workers: Summary) -> Iterator[str]:
-    for worker, seen in workers.items():
+def _remarks(summary: Summary) -> Iterator[str]:
+    if reconnects := summary["total"]["counts"]["reconnects"]:
+        whom = "1 request was" if reconnects == 1 else f"{reconnects:,} requests were"
+        yield f"{whom} sent on a fresh connection, since the server had closed the idle one"
+    for worker, seen in summary["fidelity"]["workers"].items():
         if seen["late"]:
             yield f"{worker}: {seen['late']:,} samples came late and count in a later window"
         if seen["plugin_errors"]:
@@ -257,7 +238,7 @@ def _metric_table(metric: Metric, rows: Sequence[tuple[str, Summary]], title: st
     scale = 1e3 if unit == "ms" else 1
     heads = [Column("", name) for name in ("scenario", "samples", *keys)]
     cells = [
-        [printable(name, 30), _number(values["count"], 9), *(_cell(values, key, scale, 9) for key in keys)]
+        [printable(name, 30), format_number(values["count"], 9), *(_cell(values, key, scale, 9) for key in keys)]
         for name, values in rows
     ]
     return [f"{metric.name} [{unit}]: {metric.title}{title}", *table(heads, cells)]
@@ -281,9 +262,9 @@ def _worker_table(workers: Summary) -> list[str]:
     rows = [
         [
             printable(worker, COLUMNS),
-            _number(1e3 * seen["loop_lag_s"], 9),
-            *(_number(seen[key] and 100 * seen[key], 6) for key in _WORKER_SHARES),
-            *(_number(seen[key], 9) for key in ("in_flight_peak", "late", "plugin_errors")),
+            format_number(1e3 * seen["loop_lag_s"], 9),
+            *(format_number(seen[key] and 100 * seen[key], 6) for key in _WORKER_SHARES),
+            *(format_number(seen[key], 9) for key in ("in_flight_peak", "late", "plugin_errors")),
         ]
         for worker, seen in workers.items()
     ]
@@ -295,15 +276,3 @@ def _versions(meta: Meta) -> list[str]:
     versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
     scenario = f"scenario {meta.scenario_hash}" if meta.scenario_hash else ""
     return labelled("Versions", [part for part in (versions, scenario) if part])
-
-
-def _number(value: float | str | None, width: int) -> str:
-    """Print a number with three digits at least, in `width` columns (5 at least) however large it is."""
-    if value is None or isinstance(value, str):
-        return value or _ABSENT
-    plain = f"{value:,}" if isinstance(value, int) else format_rate(value)
-    for scale, suffix in ((1e3, "k"), (1e6, "M"), (1e9, "G"), (1e12, "T")):
-        if len(plain) <= width:
-            return plain
-        plain = format_rate(value / scale) + suffix
-    return plain if len(plain) <= width else f"{value:.0e}"

@@ -147,14 +147,17 @@ def load(path: Path) -> Run:
     saved = _decode(data, file)
     try:
         return Run.of(recordings.load(saved["recording"]), msgspec.convert(saved["meta"], Meta))
-    except (ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError) as error:
+    except (
+        *(ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError),
+        msgspec.ValidationError,  # only since 0.21 a ValueError
+    ) as error:
         raise InputError(f"{file}: damaged ({type(error).__name__}: {error}); measure again") from error
 
 
 def _decode(data: bytes, file: Path) -> dict[str, Any]:
     try:
         saved = msgspec.json.decode(data)
-    except (ValueError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if "truncated" in str(error):
             raise InputError(f"{file}: truncated, its end is missing; copy or measure it again") from error
         raise InputError(f"{file}: not JSON ({error}); give the {FILE_NAME} of a run") from error

@@ -14,7 +14,9 @@ from enum import StrEnum
 
 import msgspec
 
+from vllm_locust.api import Counting
 from vllm_locust.scenario import Scenario
+from vllm_locust.timeouts import Timeouts
 
 _LATE_SPACE = 2**40
 """First index of the space of a worker that joined later; the next one's begins twice as far, and so on."""
@@ -40,6 +42,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     insecure: bool = False
     ca_pem: str | None = None
     """Certificates of the server's authority, where it is not a public one."""
+    timeouts: Timeouts = Timeouts()
+    counting: Counting = Counting()
     window_ns: int = 10_000_000_000
     stop_timeout_s: float = 60.0
     tags: tuple[str, ...] = ()

@@ -120,7 +120,7 @@ def read_ask(profile: Profile, raw: bytes, *, chat: bool) -> Ask:
 def _body(raw: bytes) -> _Body:
     try:
         return msgspec.json.decode(raw, type=_Body)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         path = str(error).partition("`$")[2]  # as in: Expected `int`, got `str` - at `$.n`
         raise _invalid(error, "body" + path.rstrip("`")) from None
 

@@ -2,10 +2,12 @@
 
 `sseclient` parses fields; what it does not know is put right in front of it: a byte order mark, line ends of every
 kind (WHATWG HTML, section 9.2.5), comments, which it drops and we count, and bodies that are no event stream at all,
-which would vanish in it. An unfinished event at the end of the body is delivered, as servers forget the last blank
-line, unless it was cut in the middle of a character.
+which would vanish in it, as would a field `error`: llama.cpp told of errors by one until September 2025, so it is an
+event of that name. An unfinished event at the end of the body is delivered, as servers forget the last blank line,
+unless it was cut in the middle of a character.
 """
 
+import re
 from collections.abc import Iterable, Iterator
 from itertools import chain
 
@@ -13,7 +15,8 @@ from sseclient import SSEClient
 
 _BOM = b"\xef\xbb\xbf"
 _PLAIN_LINES = 2
-_FIELDS = (b"data", b"event", b"id", b"retry", b":")
+_FIELDS = (b"data", b"event", b"id", b"retry", b"error", b":")
+_ERROR_FIELD = re.compile(rb"^error:", re.MULTILINE)
 
 
 class NotEventStreamError(Exception):
@@ -82,5 +85,6 @@ def _beginning(pieces: Iterator[bytes]) -> bytes:
 
 def _events(block: bytes) -> Iterator[tuple[str, str]]:
     """Yield the events of a block that ends where one does, or the body."""
+    block = _ERROR_FIELD.sub(b"event: error\ndata:", block)
     for event in SSEClient(iter((block,))).events():
         yield event.event, event.data

@@ -11,11 +11,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_locust.api import Counting
 from vllm_locust.cell import Cell, Cells, select, total
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Recording
+from vllm_locust.slowest import each
 from vllm_locust.timeline import CUT, METRICS, Outcome, Unit
 from vllm_locust.workers import Seen, all_seen
 
@@ -49,6 +51,8 @@ class Meta:
     scenario_hash: str = ""
     seed: int = 0
     cache: str = ""
+    counting: Counting = field(default_factory=Counting)
+    """How events were asked for the tokens that they carry."""
     load: dict[str, Any] = field(default_factory=dict)
     """`users`, `spawn_rate`, `run_time_s` (or null), `workers`."""
     expected_workers: list[str] = field(default_factory=list)
@@ -73,7 +77,8 @@ def summary(recording: Recording, meta: Meta) -> Summary:
             | {"rates": _rates(select(within, scenario=name), length_s)}
             for name in dict.fromkeys([*meta.parts, *found])
         },
-        "failures": _failures(recording),
+        "failures": failures_of(recording),
+        "slowest": slowest_of(recording),
         "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
     }
 
@@ -178,27 +183,53 @@ def _in_flight(recording: Recording, length_s: float | None) -> Summary:
     return {"in_flight_mean": mean, "in_flight_peak": max(peaks.values(), default=None)}
 
 
-def _failures(recording: Recording) -> list[Summary]:
-    """Return each kind of failure with its count and one message, the most frequent first."""
+def failures_of(recording: Recording) -> list[Summary]:
+    """Return each kind of failure with its count, share, times and one message, the most frequent first.
+
+    The share is of the requests of its scenario that ended by themselves.
+    """
     counts: Counter[tuple[str, str, str, int]] = Counter()
+    judged: Counter[str] = Counter()
     for key, cell in recording.totals_of(()).items():
         for outcome, status, number in _ended(cell):
             counts[key.scenario, key.endpoint, outcome, status] += number
+            judged[key.scenario] += 0 if outcome == Outcome.CANCELLED else number
     kinds = [kind for kind in {**counts, **recording.failures} if _is_failure(kind[2])]
     return [
-        _failure(kind, counts[kind], recording.failures.get(kind))
+        _failure(kind, counts[kind], judged[kind[0]], recording.failures.get(kind))
         for kind in sorted(kinds, key=lambda kind: (-counts[kind], kind))
     ]
 
 
-def _failure(kind: tuple[str, str, str, int], number: int, known: Failure | None) -> Summary:
+def _failure(kind: tuple[str, str, str, int], number: int, judged: int, known: Failure | None) -> Summary:
     return {
         **dict(zip(("scenario", "endpoint", "outcome", "status"), kind, strict=True)),
         "count": number,
+        "share": _ratio(number, judged),
         "first_s": _seconds(known.first_ns) if known else None,
         "last_s": _seconds(known.last_ns) if known else None,
         "message": known.message if known else "",
     }
+
+
+def slowest_of(recording: Recording) -> list[Summary]:
+    """Return the requests of each scenario with the slowest first tokens and the longest gaps, the slowest first."""
+    return [
+        {
+            "scenario": slow.scenario,
+            "endpoint": slow.endpoint,
+            "metric": slow.metric,
+            "value_s": _seconds(slow.value_ns),
+            "at_s": _seconds(slow.at_ns),
+            "worker": slow.worker,
+            "request_id": slow.request_id,
+            "input_tokens": slow.input_tokens,
+            "output_tokens": slow.output_tokens,
+            "in_flight": slow.in_flight,
+            "outcome": slow.outcome,
+        }
+        for slow in each(recording.slowest)
+    ]
 
 
 def fidelity_of(recording: Recording, limits: Limits, workers: dict[str, Seen]) -> Summary:

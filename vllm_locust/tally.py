@@ -4,10 +4,13 @@ What failures do to the numbers is decided here: `ttft` and gaps, which were tak
 `e2el` and `output_tokens` come from ok requests alone; a request that the end of the run cut leaves its age.
 """
 
+from collections.abc import Iterator
 from itertools import pairwise
 
+from vllm_locust import slowest
 from vllm_locust.cell import Cell
 from vllm_locust.recording import Failure
+from vllm_locust.slowest import Lists, Slow
 from vllm_locust.timeline import CUT, Outcome, Timeline
 
 _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_filter")
@@ -48,6 +51,36 @@ def failure(timeline: Timeline, at_ns: int) -> Failure:
         last_ns=at_ns,
         message=timeline.message,
     )
+
+
+def note_slow(timeline: Timeline, lists: Lists, worker: str, start_ns: int) -> None:
+    """Keep an ended request if its first token or longest gap is among the slowest; the epoch began at `start_ns`."""
+    for metric, value_ns, at_ns in _slow_points(timeline):
+        if slowest.admits(lists, timeline.scenario, metric, value_ns):
+            slow = Slow(
+                scenario=timeline.scenario,
+                endpoint=timeline.endpoint,
+                metric=metric,
+                value_ns=value_ns,
+                at_ns=max(0, at_ns - start_ns),
+                worker=worker,
+                request_id=timeline.request_id,
+                input_tokens=timeline.input_tokens,
+                output_tokens=timeline.output_tokens,
+                in_flight=timeline.in_flight,
+                outcome=str(timeline.outcome),
+            )
+            slowest.add(lists, slow)
+
+
+def _slow_points(timeline: Timeline) -> Iterator[tuple[str, int, int]]:
+    """Yield metric, value and the instant at which it came to its end."""
+    if timeline.ttft_ns is not None and timeline.first_ns is not None:
+        yield "ttft", timeline.ttft_ns, timeline.first_ns
+    longest_ns = longest_gap_ns(timeline)
+    if longest_ns is not None and timeline.done_ns is not None:
+        closed_ns = timeline.longest_gap_end_ns if longest_ns == timeline.longest_gap_ns else None
+        yield "itl_max", longest_ns, closed_ns or timeline.done_ns
 
 
 def _count_tokens(timeline: Timeline, cell: Cell) -> None:

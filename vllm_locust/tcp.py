@@ -9,6 +9,7 @@ import os
 import time
 from typing import Any
 
+import gevent
 import gevent.socket
 from gevent.monkey import get_original
 
@@ -25,7 +26,8 @@ def connect(host: str, port: int, timeout_s: float) -> Any:  # noqa: ANN401 - a 
     """
     until_s = time.monotonic() + timeout_s
     failure: OSError = OSError(f"{host} has no address")
-    addresses = _addresses(host, port)
+    with gevent.Timeout(timeout_s, TimeoutError(f"no address of {host} within {timeout_s:g} s")):
+        addresses = _addresses(host, port)
     for number, (family, kind, protocol, _, address) in enumerate(addresses):
         try:
             sock = Socket(family, kind, protocol)

@@ -14,6 +14,7 @@ an append.
 | `queue` | `sent - scheduled` | open-loop request |
 | `connect` | time to open the connection | new connection |
 | `ttfc` | first content that is not reasoning `- sent` | request that had reasoning before content |
+| `itl_token` | a gap divided by the tokens that its event carried | gap, where events tell their tokens exactly |
 
 N is what the server's usage says, else the number of token events, and then the request is `estimated`. `itl`, `tpot`
 and `e2el` follow the rules of `vllm bench serve`.
@@ -57,6 +58,7 @@ METRICS = {
         Metric("itl_max", Unit.SECONDS, "longest gap of a request"),
         Metric("tpot", Unit.SECONDS, "time per output token"),
         Metric("e2el", Unit.SECONDS, "end-to-end latency, from sent to the last token"),
+        Metric("itl_token", Unit.SECONDS, "gap divided by the tokens of its event"),
         Metric("queue", Unit.SECONDS, "client send delay: sent after scheduled"),
         Metric("connect", Unit.SECONDS, "time to open a connection"),
         Metric("ttfc", Unit.SECONDS, "time to first content after reasoning"),
@@ -120,6 +122,10 @@ class Choice:
     """Exact count, where events carry one."""
     times: "array[int]" = field(default_factory=lambda: array("q"))
     """Times of the token events whose gaps have not been harvested; the first of them closes the last harvested gap."""
+    carried: "array[int]" = field(default_factory=lambda: array("q"))
+    """How many tokens the event of each of `times` carried, 0 where that is not known; empty until one tells."""
+    told: bool = True
+    """Whether the exact count is that of the last event."""
     counted: int = 0
     """How many of `times` are in the counters already."""
     kept: "array[int]" = field(default_factory=lambda: array("q"))
@@ -138,6 +144,8 @@ class Timeline:
     stage: int = 0
     expected_tokens: int | None = None
     """Exact number of output tokens that the body asked for, if it did."""
+    choices_asked: int = 1
+    """How many choices the body asked for (`n`)."""
     scheduled_ns: int | None = None
     in_flight: int = 0
     """Streams of this process that were in flight when it left, itself among them."""
@@ -157,6 +165,8 @@ class Timeline:
     status: int = 0
     message: str = ""
     finish_reasons: dict[int, str] = field(default_factory=dict)
+    whole: bool = False
+    """Whether an event brought a whole answer."""
     input_tokens: int | None = None
     completion_tokens: int | None = None
     cached_tokens: int | None = None
@@ -174,6 +184,8 @@ class Timeline:
     """Of each read that completed token events, in a row: when, their number, lag, uncertainty, whether the kernel
     stamped it."""
     longest_gap_ns: int | None = None
+    longest_gap_end_ns: int | None = None
+    """When that gap ended, the first of several that are as long."""
     user_class: str = ""
     answer: Answer | None = None
     """Where the texts of the answer go, if they are wanted."""
@@ -195,6 +207,10 @@ class Timeline:
         choice.last_ns = self.last_ns = at_ns
         choice.events += 1
         self.events += 1
+        if tokens or choice.carried:
+            choice.carried.extend([0] * (len(choice.times) - 1 - len(choice.carried)))
+            choice.carried.append(max(0, tokens - choice.tokens) if choice.told else 0)
+        choice.told = tokens > 0
         if tokens > choice.tokens:
             self.known_tokens += tokens - choice.tokens
             choice.tokens = tokens

@@ -36,6 +36,10 @@ class SilenceError(Exception):
     """Nothing came for as long as the caller was ready to wait."""
 
 
+Deadline = Callable[[int], int | None]
+"""From when the last byte came, when its reader gives up; None for never."""
+
+
 class CutError(BaseException):
     """The end of the run cut the request; raised in its greenlet, and no listener's business to catch."""
 
@@ -55,14 +59,12 @@ class Connection:
         self._waiter: gevent.Greenlet | None = None
         self._broken: OSError | None = None
         self._ended = False
-        self.until_ns: int | None = None
-        """When the caller gives up waiting, whatever comes."""
-        self.silence_ns: int | None = None
-        """How long the caller waits for the next byte."""
+        self._deadline: Deadline | None = None
         self.patient = False
         """Whether the reader may be woken a moment late, except for the end of a body: times are taken here."""
         self._gathering = False
-        self._heard_ns = time.monotonic_ns()
+        self.heard_ns = time.monotonic_ns()
+        """When the last byte came; at first, when it was opened."""
         self._timer: Any = None
         began_ns = time.monotonic_ns()
         self._sock = connect(origin.host, origin.port, connect_timeout_s)
@@ -82,7 +84,11 @@ class Connection:
             raise
         if origin.tls is not None:
             began_ns = time.monotonic_ns()
-            self._handshake(Tls(origin.tls, origin.host, session), connect_timeout_s)
+            until_ns = began_ns + round(connect_timeout_s * 1e9) - self.connect_ns
+            try:
+                self._handshake(Tls(origin.tls, origin.host, session), until_ns)
+            except SilenceError:
+                raise TimeoutError(f"no TLS handshake within {connect_timeout_s:g} s") from None
             self.connect_ns += time.monotonic_ns() - began_ns
 
     def _readable(self) -> None:
@@ -104,7 +110,7 @@ class Connection:
             self._watcher.stop()
         else:
             if data:
-                self._heard_ns = hub.swept_ns
+                self.heard_ns = hub.swept_ns
                 self._reads.append(read_of(data, ancillary, hub))
                 self._queued += len(data)
                 hub.left |= size == READ_BYTES
@@ -153,17 +159,17 @@ class Connection:
         self._timer = None
         self._wake()
 
-    def _left_ns(self) -> int | None:
-        limits = []
-        if self.until_ns is not None:
-            limits.append(self.until_ns)
-        if self.silence_ns is not None:
-            limits.append(self._heard_ns + self.silence_ns)
-        return min(limits) - time.monotonic_ns() if limits else None
+    @property
+    def _until_ns(self) -> int | None:
+        return None if self._deadline is None else self._deadline(self.heard_ns)
 
-    def wait_until(self, until_ns: int | None, silence_ns: int | None = None) -> None:
-        """Set for how long `read` waits from now on: until an instant, and for so much silence."""
-        self.until_ns, self.silence_ns = until_ns, silence_ns
+    def wait_until(self, deadline: Deadline | None) -> None:
+        """Set for how long `read` and `send` wait from now on."""
+        self._deadline = deadline
+        self.wait_anew()
+
+    def wait_anew(self) -> None:
+        """The deadline may have come nearer: one that moves away is noticed when it would have passed."""
         if self._timer is not None:
             self._timer.stop()
             self._timer = None
@@ -171,10 +177,14 @@ class Connection:
     def read(self) -> Read | None:
         """Return the next bytes as the server sent them, None at the end.
 
-        Raises `ConnectionLostError`, or `SilenceError` when the time set by `wait_until` is up.
+        Raises `ConnectionLostError`, or `SilenceError` when the time set by `wait_until` is up: then what came too late
+        stays unread, of a server that sends without a pause, too.
         """
         while True:
             if self._reads:
+                # No timer runs after one that has expired, and before the first wait.
+                if self._timer is None and self._is_late(self._reads[0]):
+                    raise SilenceError
                 read = self._reads.popleft()
                 self._queued -= len(read.data)
                 if self._full and self._queued <= _QUEUE_BYTES // 2:
@@ -185,6 +195,10 @@ class Connection:
             if self._ended:
                 return None
             self._wait()
+
+    def _is_late(self, read: Read) -> bool:
+        until_ns = self._until_ns
+        return until_ns is not None and read.at_ns > until_ns
 
     def _read_on(self) -> None:
         """Read the socket again; until that is done, no sweep is whole."""
@@ -197,9 +211,10 @@ class Connection:
     def _wait(self) -> None:
         """Let other greenlets run until something has come or a deadline may have passed."""
         if self._timer is None:
-            # Set once, not at every read: silence moves its deadline on with each byte, and `_expire` finds that out.
-            left_ns = self._left_ns()
-            if left_ns is not None:
+            # Set once, not at every read: each byte may move the deadline on, and `_expire` finds that out.
+            until_ns = self._until_ns
+            if until_ns is not None:
+                left_ns = until_ns - time.monotonic_ns()
                 if left_ns <= 0:
                     raise SilenceError
                 self._timer = self._hub.loop.timer(left_ns / 1e9)
@@ -230,7 +245,7 @@ class Connection:
     def send(self, data: bytes) -> None:
         """Send all of it; raises `ConnectionLostError`, or `SilenceError` when the time set by `wait_until` is up."""
         try:
-            send_all(self._sock, data if self.tls is None else self.tls.encrypt(data), self.until_ns)
+            send_all(self._sock, data if self.tls is None else self.tls.encrypt(data), self._until_ns)
         except TimeoutError:
             raise SilenceError from None
         except OSError as error:
@@ -248,22 +263,19 @@ class Connection:
         if self._full:
             self._read_on()
 
-    def _handshake(self, tls: Tls, timeout_s: float) -> None:
+    def _handshake(self, tls: Tls, until_ns: int) -> None:
         self.tls = tls
-        self.wait_until(time.monotonic_ns() + round(timeout_s * 1e9))
+        self.wait_until(lambda _: until_ns)
         try:
-            send_all(self._sock, tls.handshake(b""), self.until_ns)
+            send_all(self._sock, tls.handshake(b""), until_ns)
             while not tls.established:
                 read = self.read()
                 if read is None:
                     raise OSError("the server closed the connection in the TLS handshake")  # noqa: TRY301
-                send_all(self._sock, tls.handshake(read.data), self.until_ns)
+                send_all(self._sock, tls.handshake(read.data), until_ns)
             # What came right behind the handshake is still ciphertext: tickets for a later session.
             while self._reads and (read := self.read()) is not None:
                 tls.decrypt(memoryview(read.data), self._hub.buffer)
-        except SilenceError:
-            self.close()
-            raise TimeoutError(f"no TLS handshake within {timeout_s:g} s") from None
         except ConnectionLostError as error:
             self.close()
             raise OSError(str(error)) from None

@@ -81,6 +81,7 @@ class StreamUser(FastHttpUser):
             endpoint=self.endpoint,
             called_ns=time.monotonic_ns(),
             user_class=type(self).__name__,
+            choices_asked=body["n"] if isinstance(body.get("n"), int) else 1,
             expected_tokens=body["max_tokens"] if body.get("ignore_eos") and expected_tokens else None,
         )
         try:

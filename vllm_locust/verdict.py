@@ -64,8 +64,7 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
         found.append(Finding(ExitCode.NOT_RUN, "load", "the run ended early"))
     missed = fidelity.misses(summary["fidelity"], ending.generator_limits)
     found += [Finding(ExitCode.NOT_JUDGED, "generator", text) for text in missed]
-    if failed and not ok:
-        text = f"all {format_count(failed)} requests failed{_most_often(summary)}"
+    if text := all_failed(summary):
         found.append(Finding(ExitCode.MISSED, "failures", text))
     elif failed and total["failed_share"] > FAILED_SHARE:
         share = format_share(failed, failed + ok)
@@ -75,6 +74,12 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
         text = f"none of {format_count(requests)} requests came to an end: run longer (--run-time)"
         found.append(Finding(ExitCode.NOT_JUDGED, "load", text))
     return found
+
+
+def all_failed(summary: dict[str, Any]) -> str:
+    """Return what there is to say of a run in which every request failed, the server's words included; else nothing."""
+    failed, ok = summary["total"]["failed"], summary["total"]["outcomes"]["ok"]
+    return f"all {format_count(failed)} requests failed{_most_often(summary)}" if failed and not ok else ""
 
 
 def exit_code(found: Sequence[Finding]) -> ExitCode:

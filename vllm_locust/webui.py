@@ -1,29 +1,48 @@
-"""Rows of our own in Locust's statistics table, `TTFT short` and `ITL short`, and a tab: whether to believe them.
+"""Rows of our own in Locust's statistics table, `TTFT short` and `ITL short`, and tabs.
+
+The tabs say whether to believe the numbers, what failed, and which requests were the slowest.
 
 Rows are built by the master from the recording on every tick, so that nothing is logged per gap. They do not count in
 *Aggregated*, nor in RPS. Locust's histograms keep what they are given, so the median and percentile columns show our
 resolution; minima, maxima and averages Locust rounds when it shows them.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 from flask import Response, request
 from locust.stats import RequestStats, StatsEntry
 from locust.web import WebUI
 
-from vllm_locust import fidelity
+from vllm_locust import fidelity, incidents, progress
 from vllm_locust.cell import Cells, select, total
-from vllm_locust.fidelity import Limits, percent
+from vllm_locust.exporter import Snapshot
+from vllm_locust.fidelity import percent
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import format_count, format_duration
 from vllm_locust.recording import Recording
-from vllm_locust.summary import Summary, fidelity_of
+from vllm_locust.summary import Summary, failures_of, fidelity_of, slowest_of
 from vllm_locust.workers import Watch
 
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
-_TAB = "llm"
-_COLUMNS = {"name": "Fidelity", "text": ""}
+
+
+@dataclass(frozen=True, slots=True)
+class _Tab:
+    """A tab of the web UI, which can hold a table of plain values."""
+
+    key: str
+    title: str
+    columns: dict[str, str]
+    """Title by key. Locust sorts by a column `name` until asked for another; without one, our order stays."""
+
+
+_TABS = (
+    _Tab("llm", "LLM", {"name": "Fidelity", "text": ""}),
+    _Tab("llm-failures", "LLM failures", incidents.FAILURE_COLUMNS),
+    _Tab("llm-slowest", "LLM slowest", incidents.SLOW_COLUMNS),
+)
 METRICS = tuple(_ROWS.values())
 """What the rows are about."""
 
@@ -64,13 +83,16 @@ def _readable_ms(value: float) -> float:
     return round(value, 1 if value >= 1 else 2)
 
 
-def add_tab(web_ui: WebUI, run: Callable[[], tuple[Recording | None, Limits]]) -> None:
-    """Give Locust's web UI a tab on the current run, which is asked for as often as its statistics are."""
+def add_tabs(web_ui: WebUI, snapshot: Callable[[], Snapshot]) -> None:
+    """Give Locust's web UI tabs on the current run, which is asked for as often as its statistics are."""
     watch = Watch()
     args: dict[str, Any] = web_ui.template_args
-    structure = [{"key": key, "title": title} for key, title in _COLUMNS.items()]
-    args["extendedTabs"] = [*args.get("extendedTabs", ()), {"title": "LLM", "key": _TAB}]
-    args["extendedTables"] = [*args.get("extendedTables", ()), {"key": _TAB, "structure": structure}]
+    tables = [
+        {"key": tab.key, "structure": [{"key": key, "title": title} for key, title in tab.columns.items()]}
+        for tab in _TABS
+    ]
+    args["extendedTabs"] = [*args.get("extendedTabs", ()), *({"title": tab.title, "key": tab.key} for tab in _TABS)]
+    args["extendedTables"] = [*args.get("extendedTables", ()), *tables]
 
     app = web_ui.app
     assert app is not None  # noqa: S101 - declared before it is made
@@ -80,18 +102,36 @@ def add_tab(web_ui: WebUI, run: Callable[[], tuple[Recording | None, Limits]]) -
         content = response.get_json(silent=True) if request.path.endswith("/stats/requests") else None
         if isinstance(content, dict):
             # Locust keeps its answer for two seconds, and with it what we have added.
-            others = [stats for stats in content.get("extended_stats", ()) if stats.get("key") != _TAB]
-            ours = {"key": _TAB, "data": [dict(zip(_COLUMNS, row, strict=True)) for row in _tab(*run(), watch)]}
-            response.set_data(app.json.dumps({**content, "extended_stats": [*others, ours]}))
+            keys = [tab.key for tab in _TABS]
+            others = [stats for stats in content.get("extended_stats", ()) if stats.get("key") not in keys]
+            ours = [
+                {"key": tab.key, "data": [dict(zip(tab.columns, row, strict=True)) for row in rows]}
+                for tab, rows in zip(_TABS, _rows_of_tabs(snapshot(), watch), strict=True)
+            ]
+            response.set_data(app.json.dumps({**content, "extended_stats": [*others, *ours]}))
         return response
 
 
-def _tab(recording: Recording | None, limits: Limits, watch: Watch) -> list[tuple[str, str]]:
-    """Return what the tab says: the verdict on the run so far, and what each worker was like."""
-    if recording is None:
-        return [("this run", "has not begun")]
-    seen = fidelity_of(recording, limits, watch.seen(recording))
-    return [("this run", fidelity.line(seen, limits)), *((name, _worker(w)) for name, w in seen["workers"].items())]
+def _rows_of_tabs(now: Snapshot, watch: Watch) -> Iterator[Sequence[Sequence[object]]]:
+    """Yield the rows of each tab."""
+    if now.recording is None:
+        yield from ([("this run", "has not begun")], [], [])
+    else:
+        yield _fidelity_rows(now.recording, now, watch)
+        yield incidents.failure_rows(failures_of(now.recording))
+        yield incidents.slow_rows(slowest_of(now.recording))
+
+
+def _fidelity_rows(recording: Recording, now: Snapshot, watch: Watch) -> list[tuple[str, str]]:
+    """Return the verdict on the run so far, what streams while it goes on, and what each worker was like."""
+    seen = fidelity_of(recording, now.limits, watch.seen(recording))
+    flying = progress.in_flight(recording.totals_of(()).values())
+    streams = progress.streams(flying, progress.silence_s(recording, now.live_workers))
+    return [
+        ("this run", fidelity.line(seen, now.limits)),
+        *([("now", streams)] if now.running else []),
+        *((name, _worker(worker)) for name, worker in seen["workers"].items()),
+    ]
 
 
 def _worker(seen: Summary) -> str:

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
-from vllm_locust import cli, fidelity, histogram, scenario, verdict
+from vllm_locust import cli, fidelity, histogram, requestlog, scenario, verdict
 from vllm_locust.cell import Cell, Key
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
@@ -181,6 +181,15 @@ def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
     assert f"in waits of {LONG_WAIT_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"in stretches of {STALL_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"more than {100 * verdict.FAILED_SHARE:g} % of the requests failed" in FLOW
+
+
+def test_the_columns_of_the_log_are_those_of_its_rows() -> None:
+    told = section("The log of requests", DEFINITIONS)
+    assert names(told) == list(requestlog.COLUMNS)
+    assert re.findall(r"`(\w+)`", told.partition("four more follow:")[2].partition("Each worker")[0]) == list(
+        requestlog.TEXTS
+    )
+    assert f"up to {requestlog.MOST_BYTES // 1_000_000} MB" in told
 
 
 def test_the_time_limits_have_the_same_default_everywhere(parser: dict[str, Any]) -> None:

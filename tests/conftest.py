@@ -15,6 +15,14 @@ from measuring import CLIENTS  # noqa: E402
 settings.register_profile("vllm-locust", deadline=None)
 settings.load_profile("vllm-locust")
 
+VLLM = Path(__file__).parent / "vllm"
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave out those that need a real vLLM, unless they are named, as `make test-vllm` does."""
+    named = (config.invocation_params.dir / argument.partition("::")[0] for argument in config.args)
+    return True if collection_path == VLLM and not any(path.is_relative_to(VLLM) for path in named) else None
+
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the switch that takes over what reports look like now."""

@@ -7,8 +7,8 @@ measured of the very same requests, and these shares, as medians of the rounds, 
 
 - TPOT and the mean of ITL, 2 %: first and last token of a hundred or more, and what a loop adds to one of them is next
   to nothing of that. ITL is taken per token, since a busy server puts two into one event now and then.
-- The median of ITL, 10 %: gaps are short or long, without and with the prefill of another request in them, and where
-  their middle lies between the two depends on how requests meet.
+- The median of ITL, 20 %: gaps are short or long, without and with the prefill of another request, or another process,
+  in them; where their middle lies between the two depends on how requests meet, and on what else the machine does.
 - TTFT, 20 %: theirs begins before the request is encoded, waits with others for a loop, and ends when that comes to
   the event; ours begins when the request is handed to an open connection, and ends when the event arrived.
 - Throughput, 5 %: what lies between two requests, Locust's start in ours, and in theirs the end, when fewer are in
@@ -37,7 +37,7 @@ USERS, REQUESTS, TOKENS = 4, 64, 128
 PROMPTS = prompts(REQUESTS, TOKENS, words=200)
 """So long that a prefill takes longer than anything that a client does meanwhile."""
 ROUNDS, SECONDS = 3, 8
-TOLERANCES = {"ttft": 0.2, "ttft p50": 0.2, "tpot": 0.02, "itl": 0.02, "itl p50": 0.1, "throughput": 0.05}
+TOLERANCES = {"ttft": 0.2, "ttft p50": 0.2, "tpot": 0.02, "itl": 0.02, "itl p50": 0.2, "throughput": 0.05}
 ROLE_GAP = 0.1
 """How long the gap after a role may be, of a usual one."""
 

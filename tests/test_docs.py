@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
-from vllm_locust import cli, fidelity, histogram, requestlog, scenario, verdict
+from vllm_locust import cli, fidelity, histogram, requestlog, scenario, slowest, verdict
 from vllm_locust.cell import Cell, Key
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
@@ -25,7 +25,8 @@ from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.hub import STALL_NS
 from vllm_locust.quantity import NS_PER_S, duration_s
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
-from vllm_locust.summary import fidelity_of
+from vllm_locust.slowest import Slow
+from vllm_locust.summary import fidelity_of, slowest_of
 from vllm_locust.timeline import METRICS, Outcome, Unit
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.workers import Seen
@@ -181,6 +182,30 @@ def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
     assert f"in waits of {LONG_WAIT_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"in stretches of {STALL_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"more than {100 * verdict.FAILED_SHARE:g} % of the requests failed" in FLOW
+
+
+def test_what_is_kept_of_slow_requests_is_what_a_run_file_has() -> None:
+    told = section("Failures and slow requests", DEFINITIONS)
+    names_told = {name for row in table(told) for name in re.findall(r"`(\w+)`", row[0])}
+    slow = Slow(
+        scenario="short",
+        endpoint="chat",
+        metric="ttft",
+        value_ns=1,
+        at_ns=1,
+        worker="w",
+        request_id="id",
+        input_tokens=1,
+        output_tokens=1,
+        in_flight=1,
+        outcome="ok",
+    )
+    recording = Recording("run", 0, NS_PER_S)
+    recording.merge(Report(run="run", epoch=0, worker="w", seq=1, now_ns=0, windows=[], failures=[], slowest=[slow]))
+    (kept,) = slowest_of(recording)
+    assert names_told == kept.keys() - {"scenario", "endpoint"}
+    assert slowest.SIZE == 10
+    assert "the ten `steady` requests" in told
 
 
 def test_the_columns_of_the_log_are_those_of_its_rows() -> None:

@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -155,6 +157,39 @@ def cluster(  # noqa: PLR0913 - what differs between tests
         expected = ["--expect-workers", str(workers)]
         master = locust(*bind, *expected, *arguments, locustfile=locustfile)
         yield Cluster(started.enter_context(process(master, folder / "master.log", cwd=folder)), running)
+
+
+class Browser:
+    """What the web UI sends."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+
+    def swarm(self, **form: str) -> dict[str, Any]:
+        data = urllib.parse.urlencode(form).encode()
+        with urllib.request.urlopen(f"{self.url}/swarm", data, timeout=30) as response:
+            return dict(json.load(response))
+
+    def post(self, path: str) -> None:
+        try:
+            urllib.request.urlopen(f"{self.url}/{path}", b"", timeout=90).close()
+        except urllib.error.HTTPError as error:
+            if error.code != 405:
+                raise
+            urllib.request.urlopen(f"{self.url}/{path}", timeout=90).close()  # as Locust had it before 2.45
+
+    def stats(self) -> dict[str, Any]:
+        return dict(json.loads(get(f"{self.url}/stats/requests")))
+
+    def table(self, key: str) -> list[dict[str, Any]]:
+        (rows,) = (table["data"] for table in self.stats()["extended_stats"] if table["key"] == key)
+        return list(rows)
+
+    def tab(self) -> dict[str, str]:
+        return {row["name"]: row["text"] for row in self.table("llm")}
+
+    def row(self, method: str, name: str) -> dict[str, Any]:
+        return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})
 
 
 def saved(folder: Path) -> dict[str, Any]:

@@ -5,9 +5,6 @@ import os
 import re
 import signal
 import time
-import urllib.error
-import urllib.parse
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +12,7 @@ from typing import Any
 import pytest
 from processes import (
     MIXED,
+    Browser,
     Cluster,
     assert_clean,
     cluster,
@@ -250,39 +248,6 @@ def test_the_same_seed_asks_the_same_on_any_number_of_workers(tmp_path: Path) ->
 
 
 # The web UI
-
-
-class Browser:
-    """What the web UI sends."""
-
-    def __init__(self, url: str) -> None:
-        self.url = url
-
-    def swarm(self, **form: str) -> dict[str, Any]:
-        data = urllib.parse.urlencode(form).encode()
-        with urllib.request.urlopen(f"{self.url}/swarm", data, timeout=30) as response:
-            return dict(json.load(response))
-
-    def post(self, path: str) -> None:
-        try:
-            urllib.request.urlopen(f"{self.url}/{path}", b"", timeout=90).close()
-        except urllib.error.HTTPError as error:
-            if error.code != 405:
-                raise
-            urllib.request.urlopen(f"{self.url}/{path}", timeout=90).close()  # as Locust had it before 2.45
-
-    def stats(self) -> dict[str, Any]:
-        return dict(json.loads(get(f"{self.url}/stats/requests")))
-
-    def table(self, key: str) -> list[dict[str, Any]]:
-        (rows,) = (table["data"] for table in self.stats()["extended_stats"] if table["key"] == key)
-        return list(rows)
-
-    def tab(self) -> dict[str, str]:
-        return {row["name"]: row["text"] for row in self.table("llm")}
-
-    def row(self, method: str, name: str) -> dict[str, Any]:
-        return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})
 
 
 @pytest.mark.parametrize("workers", [0, 2])

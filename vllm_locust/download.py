@@ -4,6 +4,7 @@ Promise: whatever is lost is asked for again, what comes twice counts once, and 
 waited for without end. What is missing then is told.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -14,6 +15,10 @@ import gevent.event
 
 from vllm_locust.spool import Spool
 
+logger = logging.getLogger(__name__)
+
+_LARGE_BYTES = 50_000_000
+"""What takes seconds to come is spoken of."""
 _AGAIN_S = 1.0
 """How long an answer is waited for before the same is asked again."""
 
@@ -53,6 +58,8 @@ class Download:
             self._came.set()
 
     def _keep(self, piece: dict[str, Any]) -> None:
+        if self._size is None and piece["size"] > _LARGE_BYTES:
+            logger.info("%s sends its log of requests, %.0f MB", self.worker, piece["size"] / 1e6)
         self.spool.append(piece["data"])
         self.spool.settle()
         self._size, self._left_out, self._why = piece["size"], piece["left_out"], piece["trouble"]

@@ -73,7 +73,10 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
 
 TEXTS = ("prompt", "answer", "reasoning", "answer_truncated")
-COLUMNS = tuple(name for name in Row.__struct_fields__ if name not in TEXTS)
+"""The last fields of a row."""
+COLUMNS = Row.__struct_fields__[: -len(TEXTS)]
+_PLAIN = (int, float, type(None))
+"""Types whose values are cells of CSV as they are."""
 
 
 def row_of(timeline: Timeline, *, worker: str, epoch: int, start_ns: int) -> Row:
@@ -210,20 +213,13 @@ def write(lines: Iterable[bytes], file: IO[bytes], form: str, *, texts: bool) ->
     writer = csv.writer(text, lineterminator="\r\n")  # RFC 4180, section 2
     writer.writerow(columns)
     for line in lines:
-        row = decoder.decode(line)
-        writer.writerow([cell(getattr(row, name)) for name in columns])
+        values = msgspec.structs.astuple(decoder.decode(line))[: len(columns)]
+        writer.writerow([value if type(value) in _PLAIN else cell(value) for value in values])
     text.detach()
 
 
-def cell(value: Any) -> str | float:  # noqa: ANN401 - JSON
-    """Return a value as a cell of CSV: null is empty, and no text is a formula."""
-    match value:
-        case None | UnsetType():
-            return ""
-        case bool():
-            return "true" if value else "false"
-        case int() | float():
-            return value
-        case str():
-            return f"'{value}" if value.startswith(_FORMULA) else value
-    return msgspec.json.encode(value).decode()
+def cell(value: Any) -> str:  # noqa: ANN401 - JSON
+    """Return what is neither number nor null as a cell of CSV: no text of it is a formula."""
+    if not isinstance(value, str):
+        return "" if value is UNSET else msgspec.json.encode(value).decode()
+    return f"'{value}" if value.startswith(_FORMULA) else value

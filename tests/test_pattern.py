@@ -541,6 +541,7 @@ def taken(reads: list[bytes], *, shortcut: bool) -> tuple[list[bytes], str, bool
             response.take(data) if shortcut else response.feed(data)
         except HTTPParseError:
             error = "malformed"
+        error = error or ("malformed" if response.broken else "")
         bodies.append(b"".join(response.pieces))
         response.pieces.clear()
         if error or response.message_complete:

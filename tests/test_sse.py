@@ -7,8 +7,10 @@ import pytest
 from cutting import cut, read_in_every_cut, ways
 from hypothesis import example, given
 from hypothesis import strategies as st
+from sseclient import SSEClient
 
-from vllm_locust.sse import EventStream, NotEventStreamError
+from vllm_locust import sse
+from vllm_locust.sse import EventStream, EventTooLongError, NotEventStreamError
 
 
 def chunk(delta: object, finish: str | None = None) -> str:
@@ -232,3 +234,51 @@ def test_any_bytes_are_read_to_the_same_end_in_any_cut(data: bytes, points: list
 
     data = b"data: " + data
     assert outcome(cut(data, (min(point, len(data)) for point in points))) == outcome([data])
+
+
+LINES = st.sampled_from(
+    [
+        *(
+            "data: a",
+            "data:",
+            "data",
+            "data:  b",
+            "data: é漢",
+            "event: error",
+            "event:",
+            "event",
+            "id: 1",
+            "retry: x",
+            ": c",
+            ":",
+        ),
+        *(
+            "",
+            "",
+            "",
+            " ",
+            "x",
+            "x: y",
+            " data: a",
+            "data : a",
+            "database: a",
+            "events: a",
+            "Data: a",
+            "data: \x00\u2028\x0b",
+        ),
+    ]
+)
+
+
+@given(st.lists(LINES, max_size=12))
+def test_an_event_is_the_same_whether_it_has_many_lines_or_few(lines: list[str]) -> None:
+    block = "\n".join(lines).encode()
+    few = [(event.event, event.data) for event in SSEClient(iter((block,))).events()]
+    assert list(sse._joined(block)) == few
+
+
+def test_an_event_has_a_largest_size() -> None:
+    beginning, rest = b"data: ", b"x" * (sse.EVENT_BYTES - 6)
+    assert len(list(EventStream([beginning, rest, b"\n\n"]))) == 1
+    with pytest.raises(EventTooLongError, match="more than 16,777,216 bytes"):
+        list(EventStream([beginning, rest, b"x"]))

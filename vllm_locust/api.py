@@ -5,15 +5,27 @@ dialect send: SGLang, TGI, llama.cpp, Ollama, LiteLLM, Azure, OpenRouter. Decodi
 fields are passed over.
 """
 
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from msgspec import Meta
 
 PATHS = {"chat": "/v1/chat/completions", "completions": "/v1/completions"}
 """Path of each endpoint."""
 
 _KIND_LENGTH = 40
 """A code or type longer than this is none."""
+
+CHOICES = 1024
+"""How many choices a request may have: OpenAI takes 128, and no server brings forth more than some hundred at once."""
+_LARGE = 1_048_576
+_VALUES = 1_048_576
+"""How many values a large event may have: decoded, each takes thirty times the two characters that it may be told in.
+A logprob takes some seventy for its four, and the ids of the longest prompt are far fewer."""
+
+_Index = Annotated[int, Meta(ge=0, lt=CHOICES)]
+_Count = Annotated[int, Meta(ge=0, lt=2**31)]
+"""Of tokens: what is no number of tokens makes its event malformed, as a wrong type does, so that nobody counts it."""
 
 
 # Untracked by the collector (`gc=False`): JSON has no cycles, and each event makes some of these.
@@ -32,7 +44,7 @@ class _Delta(msgspec.Struct, gc=False):
 
 
 class _Choice(msgspec.Struct, gc=False):
-    index: int = 0
+    index: _Index = 0
     delta: _Delta | None = None
     text: str | None = None
     message: msgspec.Raw = msgspec.Raw()
@@ -42,19 +54,19 @@ class _Choice(msgspec.Struct, gc=False):
 
 
 class _PromptDetails(msgspec.Struct):
-    cached_tokens: int | None = None
+    cached_tokens: _Count | None = None
 
 
 class Usage(msgspec.Struct):
     """What the server says it counted."""
 
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
+    prompt_tokens: _Count | None = None
+    completion_tokens: _Count | None = None
     prompt_tokens_details: _PromptDetails | None = None
 
 
 class _Chunk(msgspec.Struct, gc=False):
-    choices: list[_Choice] | None = None
+    choices: Annotated[list[_Choice], Meta(max_length=CHOICES)] | None = None
     usage: Usage | None = None
     error: Any = None
 
@@ -105,6 +117,8 @@ _BROKEN = ("error", "abort")
 
 def decode(data: str, event: str = "message") -> Delta:
     """Decode the data of one event; raises `MalformedError`."""
+    if len(data) > _LARGE and data.count(",") + data.count("[") + data.count("{") > _VALUES:
+        raise MalformedError(f"an event of more than {_VALUES:,} values: {data[:120]!r}")
     try:
         chunk = _DECODER.decode(data)
     except (msgspec.DecodeError, RecursionError) as failure:

@@ -1,12 +1,13 @@
 """The body of a response as it arrives: its pieces and its events, each with the read that it came with.
 
-What a proxy compressed whatever was asked for is inflated as it comes, in bounded memory.
+What a proxy compressed whatever was asked for is inflated as it comes, in bounded memory, and others have their turn.
 """
 
 import zlib
 from collections.abc import Iterable, Iterator
 
 from vllm_locust.api import Delta
+from vllm_locust.hub import hub
 from vllm_locust.note import note
 from vllm_locust.pattern import Pattern, pattern_of
 from vllm_locust.response import HTTPParseError, Response, feed
@@ -19,7 +20,12 @@ COMPRESSED = ("gzip", "x-gzip", "deflate")
 """Encodings that are understood, though never asked for."""
 _LESSONS = 4
 """How many patterns in a row may be learnt in vain: some servers send no two events that differ in their text alone."""
+_EITHER = 47
+"""Window bits for gzip and zlib, which are told apart by their heads."""
 _INFLATED_BYTES = 65_536
+_INFLATED_FREELY_BYTES = 16_777_216
+_INFLATION = 100
+"""Events that are alike shrink to a thirtieth; beyond what is free, only a bomb shrinks further than this."""
 _ERROR_BODY_BYTES = 65_536
 
 
@@ -48,7 +54,9 @@ class Body:
             while pieces:
                 yield pieces.pop(0)
             self.close_read()
-            if self._response.message_complete:
+            if self._response.broken is not None:
+                raise self._response.broken
+            if self._response.ended:
                 self.ended = True
                 return
             read = self._connection.read()
@@ -102,6 +110,14 @@ class Body:
     def _compressed(self) -> bool:
         return self._response.header("content-encoding").lower() in COMPRESSED
 
+    def pause(self) -> None:
+        """Let others have their turn in the middle of a read."""
+        self._connection.in_hand_ns = self.read.at_ns
+        try:
+            hub().pause()
+        finally:
+            self._connection.in_hand_ns = None
+
     def close_read(self) -> None:
         """Note what the read in hand brought, once all of it is parsed."""
         timeline = self._timeline
@@ -125,17 +141,30 @@ def error_body(body: Body) -> bytes:
     try:
         for piece in body.plain():
             kept += piece[: _ERROR_BODY_BYTES - len(kept)]
+            if len(kept) == _ERROR_BODY_BYTES:
+                break
+        for _ in body:
+            pass
     except (ConnectionLostError, HTTPParseError, SilenceError, zlib.error):
         pass  # its status says what it is, whether its body ends or not
     return kept
 
 
-def _inflated(pieces: Iterable[bytes]) -> Iterator[bytes]:
-    """Decompress gzip or zlib as it comes, flush by flush, never much at once."""
-    inflate = zlib.decompressobj(wbits=47)  # it tells the two by their heads
-    for piece in pieces:
+def _inflated(body: Body) -> Iterator[bytes]:
+    """Decompress gzip or zlib as it comes, flush by flush, never much at once; raises `zlib.error`."""
+    inflate = zlib.decompressobj(wbits=_EITHER)
+    came = brought = 0
+    for piece in body:
+        came += len(piece)
         plain, rest = b"", piece
         while rest or len(plain) == _INFLATED_BYTES:
+            if plain:
+                body.pause()
+            if inflate.eof:  # another member follows (RFC 1952, section 2.2)
+                inflate = zlib.decompressobj(wbits=_EITHER)
             plain = inflate.decompress(rest, _INFLATED_BYTES)
+            brought += len(plain)
+            if brought > _INFLATED_FREELY_BYTES + _INFLATION * came:
+                raise zlib.error(f"{brought:,} bytes out of {came:,} that were compressed")
             yield plain
-            rest = inflate.unconsumed_tail
+            rest = inflate.unconsumed_tail or inflate.unused_data

@@ -18,7 +18,7 @@ from vllm_locust.body import COMPRESSED, Body, error_body
 from vllm_locust.hub import hub
 from vllm_locust.note import note
 from vllm_locust.response import HTTPParseError, Response, feed
-from vllm_locust.sse import NotEventStreamError
+from vllm_locust.sse import EventTooLongError, NotEventStreamError
 from vllm_locust.stamp import Read
 from vllm_locust.timeline import Outcome, Timeline, outcome_of_status
 from vllm_locust.timeouts import Timeouts, after, given_up, reason
@@ -34,6 +34,7 @@ _WITHOUT_A_MESSAGE = {
 """What is said of failures in which the server says nothing."""
 _SERVER_ERRORS = (
     api.MalformedError,
+    EventTooLongError,
     HTTPParseError,
     NotEventStreamError,
     UnicodeDecodeError,

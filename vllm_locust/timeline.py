@@ -28,10 +28,13 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_locust.answer import Answer
+from vllm_locust.terminal import printable
 
 COALESCED_EVENTS = 8
 """A request of at least so many token events that came in at most `COALESCED_READS` reads was buffered on its way."""
 COALESCED_READS = 2
+MESSAGE_CHARS = 200
+"""What is kept of a message, in which nothing is left that a terminal obeys or that UTF-8 does not know."""
 
 
 class Unit(StrEnum):
@@ -220,12 +223,13 @@ class Timeline:
                 self.bundles.append((at_ns, more))
 
     def end(self, outcome: Outcome, at_ns: int, message: str = "") -> None:
-        """Fix how the request ended; `message` is shortened to one line of 200 characters."""
+        """Fix how the request ended, no earlier than its last token; `message` becomes a short and harmless line."""
         self.outcome = outcome
-        self.done_ns = at_ns
+        self.done_ns = at_ns if self.last_ns is None else max(at_ns, self.last_ns)
         if self.secret:
             message = message.replace(self.secret, "***")
-        self.message = " ".join(message.split())[:200]
+        line = " ".join(message[: 8 * MESSAGE_CHARS].split())[:MESSAGE_CHARS]
+        self.message = line if line.isprintable() else printable(line, MESSAGE_CHARS)[:MESSAGE_CHARS]
 
     @property
     def coalesced(self) -> bool:

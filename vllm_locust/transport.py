@@ -63,6 +63,8 @@ class Connection:
         self.patient = False
         """Whether the reader may be woken a moment late, except for the end of a body: times are taken here."""
         self._gathering = False
+        self.in_hand_ns: int | None = None
+        """When the read came that its reader has taken and rests from; set by the reader."""
         self.heard_ns = time.monotonic_ns()
         """When the last byte came; at first, when it was opened."""
         self._timer: Any = None
@@ -232,6 +234,8 @@ class Connection:
     @property
     def oldest_unparsed_ns(self) -> int | None:
         """When the oldest bytes that nobody has parsed yet arrived."""
+        if self.in_hand_ns is not None:
+            return self.in_hand_ns
         try:
             return self._reads[0].at_ns
         except IndexError:

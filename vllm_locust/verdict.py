@@ -92,6 +92,6 @@ def _most_often(summary: dict[str, Any]) -> str:
     if not summary["failures"]:
         return ""
     worst = summary["failures"][0]
-    status = f" (HTTP status {worst['status']})" if worst["status"] else ""
+    status = f" (HTTP status {worst['status']})" if worst["status"] not in (0, 200) else ""
     message = f': "{worst["message"]}"' if worst["message"] else ""
     return f", most often {worst['outcome']}{status}{message}"

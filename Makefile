@@ -34,7 +34,7 @@ test-oldest: packages  ## run the tests with the oldest dependencies that are ac
 	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --editable .[dev] --constraint $(VENV)-oldest/oldest.txt
 	$(VENV)-oldest/bin/python -m pytest -n 4 -m "not long"
 
-test-vllm: $(READY) $(VLLM)/.ready  ## test against a real vLLM, its CPU build with a tiny model (10 minutes, 3 GB)
+test-vllm: $(READY) $(VLLM)/.ready  ## test against a real vLLM, its CPU build with a tiny model (15 minutes, 3 GB)
 	$(BIN)/python -m pytest tests/vllm
 
 lint: $(READY)  ## check format, style and types

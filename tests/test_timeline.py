@@ -193,6 +193,22 @@ def test_a_message_is_one_line_of_at_most_200_characters() -> None:
     assert len(made.message) == 200
 
 
+@given(st.text(st.characters(), max_size=300))
+def test_a_message_has_nothing_that_a_terminal_obeys_or_that_utf_8_does_not_know(text: str) -> None:
+    made = timeline(outcome=None)
+    made.end(Outcome.STREAM_ERROR, SENT, text)
+    assert len(made.message) <= 200
+    assert made.message.isprintable()
+    made.message.encode()
+    if text.isprintable():
+        assert made.message == " ".join(text.split())[:200]
+
+
+def test_a_request_ends_no_earlier_than_its_last_token() -> None:
+    made = timeline(300, 350, done_ms=340)
+    assert made.done_ns == SENT + 350 * MS
+
+
 @pytest.mark.parametrize(
     ("status", "outcome"),
     [

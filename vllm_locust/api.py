@@ -217,7 +217,7 @@ def error_message(body: str | bytes) -> str:
         if inner is None:
             return text
         value = inner
-    return value if isinstance(value, str) else text
+    return value if isinstance(value, str) and value.strip() else text
 
 
 class Counting(msgspec.Struct, frozen=True, kw_only=True):

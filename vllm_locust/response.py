@@ -28,7 +28,6 @@ class Response(HTTPResponse):
         self.broken: HTTPParseError | None = None
         """Why there will be no more of its body than the pieces that have come."""
         self._frame_bytes = 0
-        self._surplus = False
 
     def take(self, data: bytes) -> None:
         """Parse bytes; raises `HTTPParseError`.
@@ -57,8 +56,7 @@ class Response(HTTPResponse):
         try:
             super().feed(data)
         except HTTPParseError as error:
-            self._surplus = self.ended
-            if not self.ended:
+            if not self.ended:  # else it is of what comes behind, and the connection is of no more use
                 self._break(f"not HTTP/1.1: {error.args[0]}")
         self._frame_bytes = 0 if len(self.pieces) > known else self._frame_bytes + len(data)
         if self._frame_bytes > FRAME_BYTES:
@@ -94,7 +92,7 @@ class Response(HTTPResponse):
 
     def should_close(self) -> bool:
         """Whether its connection can carry no other one."""
-        return self._surplus or not self.ended or bool(super().should_close())
+        return not self.ended or bool(super().should_close())
 
     def header(self, name: str) -> str:
         """Return a header's value, the empty string where it is absent."""

@@ -161,6 +161,22 @@ def test_what_is_no_address_is_bad_input() -> None:
         probe(Access(url="my-server"), model=None, endpoints=BOTH)
 
 
+@pytest.mark.parametrize(
+    "body", [b"[" * 100_000, b'{"data":' * 2_000, b'{"data":[1e999]}', b'{"data":[{"id":"\\ud800"}]}', b"\xff"]
+)
+def test_what_is_no_list_of_models_is_said_in_words(emitter: Emitter, body: bytes) -> None:
+    server = emitter.serve({"/v1/models": page(body), "*": NO_MODEL})
+    with pytest.raises(TargetError, match="/v1/models answers HTTP 200: '"):
+        probe(Access(url=server.url), model=None, endpoints=BOTH)
+
+
+def test_an_answer_without_an_end_is_read_no_further_than_any_list_of_models_goes(emitter: Emitter) -> None:
+    server = emitter.serve({"/v1/models": Answer([(0, b"x" * 65_536)] * 2_000), "*": NO_MODEL})
+    with pytest.raises(TargetError, match="/v1/models answers HTTP 200: 'xxx"):
+        probe(Access(url=server.url), model=None, endpoints=BOTH)
+    assert len(server.replies(0)[0].sent) < 500
+
+
 def test_tokens_are_counted_where_the_server_does(emitter: Emitter) -> None:
     none = [NOT_FOUND, page(b"<p>"), page(b'"\xff"'), page(b"[" * 100_000), replies([]), replies({})]
     server = emitter.serve([replies({"count": 5, "tokens": []}), *none])

@@ -19,6 +19,9 @@ from vllm_locust.quantity import format_list
 from vllm_locust.terminal import printable
 
 _TIMEOUT_S = 10.0
+_ANSWER_BYTES = 4_194_304
+"""What is read of an answer: a server may have thousands of models, and say little of each."""
+_PIECE_BYTES = 65_536
 _MISSING = (404, 405, 501)
 _NOT_JSON = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
@@ -140,7 +143,10 @@ def _request(access: Access, method: str, path: str, body: dict[str, Any] | None
         response = client.request(
             method, prefix + path, body=api.encode_body(body) if body is not None else b"", headers=headers
         )
-        return response.status_code, bytes(response.read())
+        answer = bytearray()
+        while len(answer) < _ANSWER_BYTES and (piece := response.read(_PIECE_BYTES)):
+            answer += piece
+        return response.status_code, bytes(answer)
     except ssl.SSLCertVerificationError as error:
         raise TargetError(
             f"{access.url}: its certificate is not trusted ({error.verify_message}); "

@@ -9,7 +9,7 @@ GENAI := .venv-genai
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
 PACKAGES := prometheus openssl
 
-.PHONY: help demo test test-long test-oldest lint format test-vllm bench bench-peers bench-master packages clean
+.PHONY: help demo test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ test-oldest: packages  ## run the tests with the oldest dependencies that are ac
 
 test-vllm: $(READY) $(VLLM)/.ready  ## test against a real vLLM, its CPU build with a tiny model (15 minutes, 3 GB)
 	$(BIN)/python -m pytest tests/vllm
+
+fuzz: $(READY)  ## feed it answers of hostile servers, each time other ones, for MINUTES (60)
+	$(BIN)/python tests/fuzz.py --minutes $(or $(MINUTES),60)
 
 lint: $(READY)  ## check format, style and types
 	$(BIN)/ruff format --check

@@ -95,6 +95,9 @@ class Wire:
     def wait_anew(self) -> None:
         """Wait for nothing."""
 
+    def rest(self) -> None:
+        """Wait for nothing."""
+
     def hurry(self) -> None:
         """Wait for nothing."""
 

@@ -2,14 +2,18 @@
 
 import json
 import logging
+import os
 import re
+import socket
+import ssl
 import subprocess
 import sys
+import threading
 import time
 import tracemalloc
 import zlib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -26,6 +30,7 @@ from hypothesis import strategies as st
 
 from vllm_locust import api, body, response, sse
 from vllm_locust.client import Client
+from vllm_locust.hub import hub
 from vllm_locust.origin import origin_of
 from vllm_locust.timeline import Outcome, Timeline
 from vllm_locust.timeouts import Timeouts
@@ -312,12 +317,63 @@ def test_a_connection_that_waits_for_more_than_an_interim_response_is_not_used_a
     assert [reply.connection for reply in server.replies(2)] == [0, 1]
 
 
+def test_what_comes_while_nothing_is_asked_for_is_not_gathered(emitter: Emitter) -> None:
+    """It would keep sweeps of the hub from being whole, and windows from being sealed, for as long as it lay there."""
+    pieces = [(0, TOLD + LAST), *[(50, b"x" * READ)] * 160]
+    server = emitter.serve([Answer(pieces, framing=RAW, ending=CLOSE), Answer([(0, WHOLE)])])
+    pool = Pool(origin_of(server.url)[0])
+    client = Client(pool, Timeouts(), {})
+    assert streamed(client).outcome is Outcome.OK
+    (kept,) = pool._idle
+    gevent.sleep(0.5)
+    assert (kept.idle, hub().full) == (False, 0)
+    assert kept._queued <= READ
+    following = streamed(client)
+    pool.close()
+    assert (following.outcome, following.output_tokens) == (Outcome.OK, 4)
+
+
 @pytest.mark.parametrize("broken", [b"zz\r\n", b"-1\r\n", b"\r\n", b"5\r\nabcdefgh"])
 @pytest.mark.parametrize("apart", [False, True])
 def test_tokens_that_come_together_with_broken_http_count(broken: bytes, *, apart: bool) -> None:
     events = b"".join(framed(piece) for _, piece in REF[:3])
     timeline, wire = ask([HEAD, events, broken] if apart else [HEAD + events + broken])
     assert (timeline.outcome, timeline.status, timeline.events, wire.closed) == (Outcome.MALFORMED, 200, 2, True)
+
+
+RECORDS = [
+    pytest.param(b"HTTP/1.1 200 OK\r\n\r\n", id="plain HTTP"),
+    pytest.param(b"\x15\x03\x03\x00\x02\x02\x28", id="alert"),
+    pytest.param(b"\x17\x03\x03\x00\x10" + b"x" * 16, id="wrong keys"),
+    pytest.param(b"\x17\x03\x03\xff\xff" + b"x" * READ, id="long record"),
+    pytest.param((b"\x17\x03\x03\x40\x00" + b"x" * 16_384) * 100, id="many records"),
+    pytest.param(b"\xff" * MB, id="bytes"),
+]
+
+
+@pytest.mark.parametrize("record", RECORDS)
+def test_what_is_no_tls_in_the_middle_of_an_answer_is_a_lost_connection(record: bytes, pem: Path) -> None:
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pem)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def answer() -> None:
+            tls = context.wrap_socket(listener.accept()[0], server_side=True)
+            with tls, socket.socket(fileno=os.dup(tls.fileno())) as plain, suppress(OSError):
+                tls.recv(READ)
+                tls.sendall(HEAD + framed(token("a")))
+                time.sleep(0.2)  # what comes in one read with what is no TLS is lost with it
+                plain.sendall(record)
+                plain.shutdown(socket.SHUT_WR)
+
+        serving = threading.Thread(target=answer)
+        serving.start()
+        pool = Pool(origin_of(f"https://127.0.0.1:{listener.getsockname()[1]}", insecure=True)[0])
+        timeline = streamed(Client(pool, Timeouts(first_token_s=5, idle_s=5), {}))
+        serving.join()
+    assert (timeline.outcome, timeline.events) == (Outcome.CONNECTION_LOST, 1)
+    assert timeline.message.startswith("[")
+    assert not pool._idle
 
 
 # Compression

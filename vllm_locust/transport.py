@@ -246,6 +246,22 @@ class Connection:
         """Whether it can carry another request: open, and nothing unasked-for has come."""
         return not self._finished and not self._reads
 
+    def rest(self) -> None:
+        """Wait for the next request; whatever comes before it is an answer to nothing, and ends the connection."""
+        self.wait_until(None)
+        self.patient = False
+        self._watcher.callback = self._unasked
+
+    def resume(self) -> None:
+        """A request is about to be sent."""
+        self._watcher.callback = self._readable
+
+    def _unasked(self) -> None:
+        self._readable()
+        if self._reads:
+            self._ended = True
+            self._watcher.stop()
+
     def send(self, data: bytes) -> None:
         """Send all of it; raises `ConnectionLostError`, or `SilenceError` when the time set by `wait_until` is up."""
         try:
@@ -309,6 +325,7 @@ class Pool:
         while self._idle:
             connection = self._idle.pop()
             if connection.idle:
+                connection.resume()
                 return connection
             connection.close()
             self.stale += 1
@@ -319,8 +336,7 @@ class Pool:
         if connection.tls is not None:
             self._session = connection.tls.session
         if self._keep_alive and connection.idle:
-            connection.wait_until(None)
-            connection.patient = False
+            connection.rest()
             self._idle.append(connection)
         else:
             connection.close()

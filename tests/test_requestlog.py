@@ -54,11 +54,26 @@ from vllm_locust.requestlog import COLUMNS, MOST_BYTES, PIECE_BYTES, TEXTS, Requ
 from vllm_locust.run import Finish, Settings, Start, encode_scenarios
 from vllm_locust.spool import Spool
 from vllm_locust.timeline import Outcome, Timeline
+from vllm_locust.transport import Pool
 
 FAST = ("--ttft", "20ms", "--itl", "2ms")
 SECRET = "sk-most-secret-of-all"
 MARKER = "xylophone"
 """A word that no scenario and no simulated answer has."""
+
+
+LOGS: list[RequestLog] = []
+"""Those of the test; what nobody fetches is closed after it."""
+POOLS: list[Pool] = []
+"""The same of connections."""
+
+
+@pytest.fixture(autouse=True)
+def closed() -> Iterator[None]:
+    yield
+    for kept in (LOGS, POOLS):
+        while kept:
+            kept.pop().close()
 
 
 # In this process: a generator, as a worker has it, and its log
@@ -83,6 +98,8 @@ class Sending:
             scenarios=encode_scenarios({}),
         )
         self.generator.begin(self.start)
+        assert self.generator._client is not None
+        POOLS.append(self.generator._client.pool)
 
     def ask(self, body: dict[str, Any], request_id: str = "id-1", endpoint: str = "chat") -> Timeline:
         timeline = Timeline(request_id, "short", endpoint, time.monotonic_ns(), user_class="Mine")
@@ -295,17 +312,6 @@ def test_the_key_is_blotted_out_of_whatever_a_server_says(emitter: Emitter) -> N
 
 
 # Room
-
-
-LOGS: list[RequestLog] = []
-"""Those of the test; what nobody fetches is closed after it."""
-
-
-@pytest.fixture(autouse=True)
-def closed() -> Iterator[None]:
-    yield
-    while LOGS:
-        LOGS.pop().close()
 
 
 def log_with_room(worker: str = "w", most_bytes: int = MOST_BYTES) -> RequestLog:

@@ -36,7 +36,7 @@ from vllm_locust import (
     verdict,
     webui,
 )
-from vllm_locust.cluster import TICK_S
+from vllm_locust.cluster import POLL_S, TICK_S
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
@@ -203,6 +203,7 @@ class Plugin:
         self._master.finish(float(self._options.stop_timeout or 0))
         if not isinstance(self._runner, MasterRunner):
             self._environment.stop_timeout = 0.0
+            gevent.sleep(POLL_S)  # Locust logs an error for a user that has just ended, as all do now
 
     def _on_test_stop(self) -> None:
         master = self._master

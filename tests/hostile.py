@@ -449,11 +449,11 @@ def responses(draw: st.DrawFn) -> bytes:
 
 
 def changed(data: bytes, random: Random) -> bytes:
-    """Return bytes with some of them flipped, left out, put in, repeated or cut off, or spliced with another answer."""
+    """Return bytes with some flipped, left out, put in, repeated, cut off, spliced with others, or another value."""
     for _ in range(random.choice([1, 1, 2, 3, 5])):
         start = random.randint(0, len(data))
         end = min(len(data), start + random.choice([0, 1, 1, 2, 8, 50, 1000]))
-        match random.choice(["flip", "flip", "put", "put", "drop", "repeat", "cut", "splice"]):
+        match random.choice(["flip", "flip", "put", "put", "drop", "repeat", "cut", "splice", *["value"] * 6]):
             case "flip" if start < end:
                 data = data[:start] + bytes([data[start] ^ (1 << random.randrange(8))]) + data[start + 1 :]
             case "put":
@@ -464,6 +464,11 @@ def changed(data: bytes, random: Random) -> bytes:
                 data = data[:end] + data[start:end] * random.choice([1, 2, 30]) + data[end:]
             case "cut":
                 data = data[:start]
+            case "value":
+                value = random.choice([*ABSURD, *(f'"{text}"' for text in TEXTS)]).encode("utf-8", "surrogatepass")
+                places = [found.span(1) for found in re.finditer(rb'":\s*(-?[0-9][0-9.]*|"[^"]*"|null)', data)]
+                start, end = random.choice(places or [(start, start)])
+                data = data[:start] + value + data[end:]
             case "splice":
                 other = random.choice(CAPTURES)
                 data = data[:start] + other[random.randint(0, len(other)) :]

@@ -113,7 +113,7 @@ def shown(url: str) -> str:
     )
 
 
-@pytest.mark.parametrize(("level", "log"), [("INFO", "csv"), ("DEBUG", "jsonl")])
+@pytest.mark.parametrize(("level", "log"), [("INFO", "csv"), pytest.param("DEBUG", "jsonl", marks=pytest.mark.long)])
 def test_what_a_hostile_server_says_harms_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: str, log: str
 ) -> None:

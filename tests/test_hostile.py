@@ -43,7 +43,7 @@ KB, MB, GB = 1024, 1024**2, 1024**3
 
 
 @contextmanager
-def bounded(memory: int, cpu_s: float = 5) -> Iterator[None]:
+def bounded(memory: int, cpu_s: float = 40) -> Iterator[None]:
     """Check that what is done takes no more memory; and CPU time of another order than what it would with a fault."""
     tracemalloc.start()
     began_s = time.process_time()
@@ -74,7 +74,7 @@ def outcome_of(*reads: bytes) -> tuple[Outcome | None, str, int, bool]:
 # Anything at all
 
 
-@settings(MANY, max_examples=60)
+@settings(MANY, max_examples=30)
 @given(hostile.STORIES, hostile.RANDOMS)
 def test_whatever_servers_say_each_request_has_its_outcome_and_everyone_can_read_it(
     story: hostile.Story, random: Random
@@ -84,7 +84,7 @@ def test_whatever_servers_say_each_request_has_its_outcome_and_everyone_can_read
         hostile.live(mutant, read=False)
 
 
-@settings(MANY, max_examples=60)
+@settings(MANY, max_examples=30)
 @given(st.lists(hostile.ANSWERS, min_size=1, max_size=3), hostile.RANDOMS)
 def test_whatever_comes_over_a_socket_the_next_request_works(
     emitter: Emitter, answers: list[bytes], random: Random
@@ -171,7 +171,7 @@ def test_a_body_without_an_end_of_an_event_is_malformed_in_bounded_memory(first:
 )
 def test_an_event_of_very_many_lines_takes_the_time_of_its_bytes(line: bytes, outcome: Outcome) -> None:
     lines = framed(line * (READ // len(line)))
-    with bounded(120 * MB, cpu_s=20):
+    with bounded(120 * MB):
         timeline, _ = ask([HEAD, framed(b":\n"), *[lines] * 60, framed(b"\n\n" + WHOLE), LAST])
     assert timeline.outcome is outcome
 
@@ -405,12 +405,13 @@ def test_a_bomb_is_malformed_in_bounded_memory(unit: bytes, monkeypatch: pytest.
     monkeypatch.setattr(body, "_INFLATED_FREELY_BYTES", MB)
     squeezed_size = 4 * KB
     pieces = cut(bomb(unit, 16 * MB), range(squeezed_size, 16 * MB // 100, squeezed_size))
-    with bounded(8 * MB, cpu_s=30):
+    with bounded(8 * MB, cpu_s=60):
         timeline, wire = ask([GZIP, framed(squeezed(b":\n\n")), *map(framed, filter(None, pieces)), LAST])
     assert (timeline.outcome, wire.closed) == (Outcome.MALFORMED, True)
     assert re.search("bytes out of .* that were compressed", timeline.message)
 
 
+@pytest.mark.long
 def test_a_bomb_without_a_line_end_is_malformed_in_bounded_memory() -> None:
     with bounded(sse.EVENT_BYTES + 4 * MB):
         timeline, wire = ask([GZIP, framed(squeezed(b"data: ")), *map(framed, reads_of(bomb(b"y", GB))), LAST])

@@ -610,7 +610,7 @@ def test_a_message_is_one_short_line_without_anything_to_obey(reads: list[bytes]
 
 
 def test_a_finish_reason_is_short_and_counted_under_a_name_of_ours() -> None:
-    for reason in (evil(), evil(100_000), "x" * 50, "stop"):
+    for reason in (evil(), evil(100_000), "x" * 50, "a\\u0301" * 50, "stop"):
         told = data(f'{{"choices":[{{"index":0,"delta":{{}},"finish_reason":"{reason}"}}]}}')
         reads = [HEAD + framed(token("a") + told + DONE) + LAST]
         (timeline,) = hostile.live([hostile.Request(reads_of(*reads), reads)])

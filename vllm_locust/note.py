@@ -22,7 +22,7 @@ def note(timeline: Timeline, delta: Delta, at_ns: int) -> None:
         if timeline.answer is not None:
             timeline.answer.add(index, plain(part.text), part.thought or "")
         if part.finish_reason is not None:
-            timeline.finish_reasons[index] = printable(part.finish_reason, _REASON_CHARS)
+            timeline.finish_reasons[index] = printable(part.finish_reason, _REASON_CHARS)[:_REASON_CHARS]
     # With several choices, usage on a chunk is that of its choice; the request's comes in a chunk of its own.
     if delta.usage is not None and not (delta.parts and len(timeline.choices) > 1):
         _note_usage(timeline, delta.usage)

@@ -38,7 +38,7 @@ class Worker:
         self._ticker: gevent.Greenlet | None = None
         self._unacknowledged = 0
         self._asked_s = 0.0
-        """When the master last wanted something of the log."""
+        """When the master last wanted something of the log, 0 where it has not yet."""
         runner.register_message(START, self._on_start)
         runner.register_message(RESET, self._on_reset)
         runner.register_message(ACK, self._on_ack)
@@ -65,7 +65,7 @@ class Worker:
                 partial(tls_context, insecure=start.settings.insecure, ca_pem=start.settings.ca_pem)
             )
         self._generator.begin(start)
-        self._unacknowledged = 0
+        self._unacknowledged, self._asked_s = 0, 0.0
         self._send(encode_report(self._generator.report()))  # tells the master that we take part
         recorder = self._generator.recorder
         if recorder is not None:
@@ -153,7 +153,8 @@ class Worker:
             self.finish(Finish(run=start.run, windows=windows, stop_timeout_s=start.settings.stop_timeout_s))
         while run.phase is Phase.FINISHING:
             gevent.sleep(POLL_S)
-        if self._wait(lambda: not self._unacknowledged, _LINGER_S):
+        # What the master asks for, it asks for since it has the final state, though its word of that may be lost.
+        if self._wait(lambda: not self._unacknowledged, _LINGER_S) or self._asked_s:
             self._hand_over()
 
     def _hand_over(self) -> None:

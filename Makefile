@@ -7,7 +7,7 @@ READY := $(VENV)/.ready
 VLLM := .venv-vllm
 GENAI := .venv-genai
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
-PACKAGES := prometheus openssl
+PACKAGES := prometheus openssl chromium
 
 .PHONY: help demo test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
 

@@ -126,7 +126,7 @@ def ask(
     """Return what becomes of a request to which these reads are the answer, and its connection."""
     timeline = timeline or Timeline("request-1", "short", "chat", time.monotonic_ns())
     pool = Wires(reads, on_read)
-    client = Client(pool, Timeouts(), {})
+    client = Client(pool, Timeouts())
     client.stream(timeline, b"{}")
     assert not client.in_flight
     assert not client.reading

@@ -48,7 +48,7 @@ class Measured(NamedTuple):
 
 def client_of(server: Server, timeouts: Timeouts = PATIENT, *, keep_alive: bool = True) -> Client:
     origin, prefix = origin_of(server.url)
-    CLIENTS.append(Client(Pool(origin, keep_alive=keep_alive), timeouts, {}, prefix))
+    CLIENTS.append(Client(Pool(origin, keep_alive=keep_alive), timeouts, None, prefix))
     return CLIENTS[-1]
 
 

@@ -752,6 +752,20 @@ def test_case_12_done_may_stand_among_blanks(emitter: Emitter) -> None:
     assert_numbers(measure(emitter, script(*REF[:-1], (455, b"data:  [DONE] \n\n"))), tokens=4)
 
 
+@pytest.mark.parametrize("filler", range(100, 130, 3))
+def test_a_key_that_a_server_repeats_is_not_shown_though_a_quote_cuts_it_short(emitter: Emitter, filler: int) -> None:
+    """An event that is none of this dialect is quoted by its beginning."""
+    key = "sk-most-secret-of-all"
+    server = emitter.serve(Answer(script((1, b"data: " + b"x" * filler + key.encode() + b"\n\n"))))
+    origin, prefix = origin_of(server.url)
+    client = Client(Pool(origin), PATIENT, key, prefix)
+    timeline = stream(client)
+    client.pool.close()
+    assert timeline.outcome is Outcome.MALFORMED
+    assert key[:8] not in timeline.message
+    assert key not in repr(timeline)
+
+
 def test_case_27_an_error_page_is_one_short_line(emitter: Emitter) -> None:
     """Source: Mintplex-Labs/anything-llm#3223."""
     page = b"<html>\n<h1>Bad gateway</h1>\n" + b"<p>padding</p>\n" * 1400
@@ -1033,7 +1047,7 @@ def test_case_35_an_answer_that_had_begun_is_not_asked_for_again(emitter: Emitte
 
 def test_a_port_that_nobody_listens_on() -> None:
     origin, _ = origin_of("http://127.0.0.1:1")
-    timeline = stream(Client(Pool(origin), PATIENT, {}))
+    timeline = stream(Client(Pool(origin), PATIENT))
     assert timeline.outcome is Outcome.CONNECT_FAILED
     assert "refused" in timeline.message
     assert timeline.sent_ns is None
@@ -1042,7 +1056,7 @@ def test_a_port_that_nobody_listens_on() -> None:
 
 def test_a_name_that_does_not_resolve() -> None:
     origin, _ = origin_of("http://no-such-host.invalid")
-    timeline = stream(Client(Pool(origin), PATIENT, {}))
+    timeline = stream(Client(Pool(origin), PATIENT))
     assert timeline.outcome is Outcome.CONNECT_FAILED
     assert timeline.message
     assert_no_samples(timeline)
@@ -1111,7 +1125,7 @@ def test_what_is_no_http_is_malformed(emitter: Emitter) -> None:
 def test_the_request_carries_what_it_was_given(emitter: Emitter) -> None:
     server = emitter.serve({"/gateway/v1/chat/completions": Answer(script(*REF)), "*": Answer([], "404 Not Found")})
     origin, prefix = origin_of(f"{server.url}/gateway/v1")
-    client = Client(Pool(origin), PATIENT, {"Authorization": "Bearer secret"}, prefix)
+    client = Client(Pool(origin), PATIENT, "secret", prefix)
     CLIENTS.append(client)
     timeline = Timeline("run-7-index-9", "short", "chat", monotonic_ns())
     client.stream(timeline, '{"messages":"é"}'.encode())
@@ -1284,7 +1298,7 @@ def test_a_killed_user_is_a_cancelled_request_and_goes_on_dying(emitter: Emitter
 
 def test_a_server_that_does_not_read_its_request_is_a_first_token_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Timeouts(first_token_s=0.3), {})
+        client = Client(Pool(Origin("127.0.0.1", listener.getsockname()[1])), Timeouts(first_token_s=0.3))
         timeline = Timeline("id", "short", "chat", monotonic_ns())
         client.stream(timeline, b"x" * 24_000_000)
     assert timeline.outcome is Outcome.FIRST_TOKEN_TIMEOUT

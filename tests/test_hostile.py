@@ -99,7 +99,7 @@ def test_whatever_comes_over_a_socket_the_next_request_works(
     ]
     server = emitter.serve([*plan, Answer([(0, WHOLE)], ending=KEEP)])
     pool = Pool(origin_of(server.url)[0])
-    client = Client(pool, Timeouts(first_token_s=5, idle_s=5), {})
+    client = Client(pool, Timeouts(first_token_s=5, idle_s=5))
     for number in range(len(answers)):
         timeline = streamed(client)
         assert timeline.outcome in set(Outcome) - {Outcome.CANCELLED}
@@ -309,7 +309,7 @@ def test_a_connection_that_waits_for_more_than_an_interim_response_is_not_used_a
     late = Answer([(0, b"HTTP/1.1 100 Continue\r\n\r\n"), (300, TOLD + LAST)], framing=RAW)
     server = emitter.serve([late, Answer([(0, WHOLE)])])
     pool = Pool(origin_of(server.url)[0])
-    client = Client(pool, Timeouts(first_token_s=0.1), {})
+    client = Client(pool, Timeouts(first_token_s=0.1))
     assert streamed(client).outcome is Outcome.FIRST_TOKEN_TIMEOUT
     client.timeouts = Timeouts()
     assert streamed(client).output_tokens == 4
@@ -322,7 +322,7 @@ def test_what_comes_while_nothing_is_asked_for_is_not_gathered(emitter: Emitter)
     pieces = [(0, TOLD + LAST), *[(50, b"x" * READ)] * 160]
     server = emitter.serve([Answer(pieces, framing=RAW, ending=CLOSE), Answer([(0, WHOLE)])])
     pool = Pool(origin_of(server.url)[0])
-    client = Client(pool, Timeouts(), {})
+    client = Client(pool, Timeouts())
     assert streamed(client).outcome is Outcome.OK
     (kept,) = pool._idle
     gevent.sleep(0.5)
@@ -369,7 +369,7 @@ def test_what_is_no_tls_in_the_middle_of_an_answer_is_a_lost_connection(record: 
         serving = threading.Thread(target=answer)
         serving.start()
         pool = Pool(origin_of(f"https://127.0.0.1:{listener.getsockname()[1]}", insecure=True)[0])
-        timeline = streamed(Client(pool, Timeouts(first_token_s=5, idle_s=5), {}))
+        timeline = streamed(Client(pool, Timeouts(first_token_s=5, idle_s=5)))
         serving.join()
     assert (timeline.outcome, timeline.events) == (Outcome.CONNECTION_LOST, 1)
     assert timeline.message.startswith("[")
@@ -475,7 +475,7 @@ def test_others_have_their_turn_while_a_body_is_inflated_and_know_that_it_is_not
             gevent.sleep(0)
 
     looking = gevent.spawn(look)
-    timeline, seen_then = streamed(Client(pool, Timeouts(), {})), seen[:]
+    timeline, seen_then = streamed(Client(pool, Timeouts())), seen[:]
     looking.kill()
     assert timeline.events == 20_000
     assert len(seen_then) > 10
@@ -675,7 +675,7 @@ from vllm_locust.timeouts import Timeouts
 from vllm_locust.transport import Pool
 
 recorder = Recorder("run", 0, "worker", 1_000_000_000, time.monotonic_ns())
-client = Client(Pool(origin_of(sys.argv[1])[0]), Timeouts(**json.loads(sys.argv[2])), {})
+client = Client(Pool(origin_of(sys.argv[1])[0]), Timeouts(**json.loads(sys.argv[2])))
 peaks, said = [], []
 
 def peak():

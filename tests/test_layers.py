@@ -15,6 +15,7 @@ LAYERS = [
     *(
         "errors",
         "quantity",
+        "secret",
         "terminal",
         "histogram",
         "answer",
@@ -82,6 +83,7 @@ WITHOUT_GEVENT = [
     *(
         "errors",
         "quantity",
+        "secret",
         "histogram",
         "answer",
         "timeline",

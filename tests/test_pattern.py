@@ -324,7 +324,7 @@ class Scripted:
 def followed(reads: list[bytes], lessons: int) -> dict[str, Any]:
     """Return all that a timeline says of an answer that was read like this."""
     timeline = Timeline("request-1", "short", "chat", monotonic_ns())
-    client = Client(Pool(Origin("unused", 1), keep_alive=False), Timeouts(), {})
+    client = Client(Pool(Origin("unused", 1), keep_alive=False), Timeouts())
     stamped = [Read(data, BASE_NS + i * 1_000_003, i, 10_000 * i, i % 5 != 3) for i, data in enumerate(reads)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(body_module, "_LESSONS", lessons)
@@ -524,7 +524,7 @@ def test_a_stream_over_a_socket_has_the_times_of_its_sending_with_patterns_and_w
     said = []
     for lessons in (4, 0):
         server = emitter.serve(Answer(script(*REF[:1], *pieces)))
-        client = Client(Pool(origin_of(server.url)[0]), Timeouts(), {})
+        client = Client(Pool(origin_of(server.url)[0]), Timeouts())
         timeline = Timeline("id", "short", "chat", monotonic_ns())
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(body_module, "_LESSONS", lessons)

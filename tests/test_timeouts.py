@@ -29,7 +29,7 @@ def quiet(capfd: pytest.CaptureFixture[str]) -> Iterator[None]:
 
 
 def client_of(server: Server, timeouts: Timeouts) -> Client:
-    return Client(Pool(origin_of(server.url)[0]), timeouts, {})
+    return Client(Pool(origin_of(server.url)[0]), timeouts)
 
 
 def stream(client: Client) -> Timeline:

@@ -260,7 +260,7 @@ def test_ipv6(emitter: Emitter) -> None:
     except OSError as error:
         pytest.skip(f"no IPv6 here: {error}")
     origin, prefix = origin_of(server.url)
-    client = Client(Pool(origin), Timeouts(), {}, prefix)
+    client = Client(Pool(origin), Timeouts(), None, prefix)
     timeline = stream(client)
     client.pool.close()
     assert (timeline.outcome, timeline.output_tokens) == (Outcome.OK, 4)
@@ -370,7 +370,7 @@ def waiting_bytes(connection: Connection) -> int:
 
 def tls_client(server: Server, *, insecure: bool = False, ca_file: Path | None = None, connect_s: float = 5) -> Client:
     origin, prefix = origin_of(server.url, insecure=insecure, ca_pem=read_ca(str(ca_file)) if ca_file else None)
-    return Client(Pool(origin), Timeouts(connect_s=connect_s), {}, prefix)
+    return Client(Pool(origin), Timeouts(connect_s=connect_s), None, prefix)
 
 
 @pytest.mark.parametrize("insecure", [False, True])
@@ -438,14 +438,14 @@ def test_a_name_that_is_not_in_the_certificate_is_refused(emitter: Emitter, pem:
 def test_a_server_without_tls_is_a_failed_connection(emitter: Emitter) -> None:
     server = emitter.serve(numbered(1, 1), idle_close_s=0.1)
     origin, _ = origin_of(server.url.replace("http:", "https:"))
-    timeline = stream(Client(Pool(origin), Timeouts(), {}))
+    timeline = stream(Client(Pool(origin), Timeouts()))
     assert timeline.outcome is Outcome.CONNECT_FAILED
     assert "TLS handshake" in timeline.message
 
 
 def test_a_handshake_that_is_not_answered_ends_in_time(emitter: Emitter) -> None:
     origin, _ = origin_of(emitter.serve(numbered(1, 1)).url.replace("http:", "https:"))
-    timeline = stream(Client(Pool(origin), Timeouts(connect_s=0.1), {}))
+    timeline = stream(Client(Pool(origin), Timeouts(connect_s=0.1)))
     assert timeline.outcome is Outcome.CONNECT_FAILED
     assert timeline.message == "no TLS handshake within 0.1 s"
 
@@ -461,7 +461,7 @@ def test_a_request_that_is_cut_in_the_handshake_leaves_no_socket_open(end: type[
 
     server = gevent.server.StreamServer(("127.0.0.1", 0), serve)
     server.start()
-    client = Client(Pool(origin_of(f"https://127.0.0.1:{server.server_port}")[0]), Timeouts(), {})
+    client = Client(Pool(origin_of(f"https://127.0.0.1:{server.server_port}")[0]), Timeouts())
     streaming = gevent.spawn(stream, client)
     gevent.sleep(0.05)
     if end is CutError:

@@ -73,8 +73,7 @@ def _check_context(access: Access, target: Target, plan: scenario.Scenario) -> N
 def _try_parts(access: Access, target: Target, plan: scenario.Scenario) -> Iterator[Timeline]:
     """Ask for one answer per part and endpoint, each to the part's longest prompt; yields those that failed."""
     origin, prefix = origin_of(access.url, insecure=access.insecure, ca_pem=access.ca_pem)
-    headers = {"Authorization": f"Bearer {access.api_key}"} if access.api_key else {}
-    client = Client(Pool(origin), Timeouts(), headers, prefix)
+    client = Client(Pool(origin), Timeouts(), access.api_key, prefix)
     for endpoint in target.endpoints:
         for part in plan.parts:
             timeline = _try(client, target, endpoint, part)

@@ -45,17 +45,18 @@ _SERVER_ERRORS = (
 class Client:
     """Streams requests to one server; keeps what is in flight, so that it can be cut."""
 
-    def __init__(self, pool: Pool, timeouts: Timeouts, headers: dict[str, str], prefix: str = "") -> None:
+    def __init__(self, pool: Pool, timeouts: Timeouts, api_key: str | None = None, prefix: str = "") -> None:
         self.pool = pool
         self.timeouts = timeouts
         self._prefix = prefix
+        self._api_key = api_key
         lines = {
             "Host": pool.origin.netloc,
             "Content-Type": "application/json",
             "Accept": "text/event-stream",
             "Accept-Encoding": "identity",
             "User-Agent": "vllm-locust",
-            **headers,
+            **({"Authorization": f"Bearer {api_key}"} if api_key else {}),
         }
         self._head = "".join(f"{name}: {value}\r\n" for name, value in lines.items())
         self.in_flight: dict[Timeline, gevent.Greenlet] = {}
@@ -71,6 +72,7 @@ class Client:
 
         Whatever is raised through it, such as the kill of its greenlet, ends it as cancelled and goes on.
         """
+        timeline.secret = self._api_key
         self.in_flight[timeline] = gevent.getcurrent()
         try:
             self._stream(timeline, body, on_first_token)

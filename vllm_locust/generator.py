@@ -56,10 +56,9 @@ class Generator:
         assert self._known is not None and self._known[0] == start.scenario_hash  # noqa: S101, PT018 - see master
         settings = start.settings
         origin, prefix = origin_of(settings.target, insecure=settings.insecure, ca_pem=settings.ca_pem)
-        headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
         if self._client is not None:
             self._client.pool.close()
-        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), settings.timeouts, headers, prefix)
+        self._client = Client(Pool(origin, keep_alive=settings.keep_alive), settings.timeouts, settings.api_key, prefix)
         # A full collection looks at all that Locust ever made, or at all that a thousand streams have, and keeps the
         # loop away for longer than a token takes. Streams leave no garbage that only a collection finds.
         gc.unfreeze()
@@ -78,7 +77,7 @@ class Generator:
         settings = start.settings
         if not settings.request_log:
             return None
-        return RequestLog(start.worker, self._run_start_ns, texts=settings.log_text, secret=settings.api_key or "")
+        return RequestLog(start.worker, self._run_start_ns, texts=settings.log_text)
 
     def refuse(self) -> None:
         """Take no part: users that wait for the run go."""
@@ -187,7 +186,6 @@ class Generator:
             raise GateClosedError
         settings = run.start.settings
         encoded = api.encode_body(api.streaming(body, settings.model, settings.counting))
-        timeline.secret = settings.api_key or ""
         if log is not None and log.texts:
             timeline.answer = Answer()
         recorder.begin(timeline)

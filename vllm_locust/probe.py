@@ -16,6 +16,7 @@ from vllm_locust import api
 from vllm_locust.errors import InputError, TargetError
 from vllm_locust.origin import Origin, origin_of
 from vllm_locust.quantity import format_list
+from vllm_locust.secret import blotted
 from vllm_locust.terminal import printable
 
 _TIMEOUT_S = 10.0
@@ -95,7 +96,7 @@ def _models(access: Access) -> list[dict[str, Any]]:
     except (*_NOT_JSON, TypeError, KeyError):
         pass
     raise TargetError(
-        f"{access.url}/v1/models answers HTTP {status}: {api.error_message(body)[:200]!r}; "
+        f"{access.url}/v1/models answers HTTP {status}: {blotted(api.error_message(body), access.api_key)[:200]!r}; "
         "is --host the address of an OpenAI-compatible server?"
     )
 

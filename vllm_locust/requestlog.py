@@ -16,6 +16,7 @@ from typing import IO, Any
 import msgspec
 from msgspec import UNSET, UnsetType
 
+from vllm_locust.secret import blotted
 from vllm_locust.spool import Spool
 from vllm_locust.tally import longest_gap_ns
 from vllm_locust.timeline import Timeline
@@ -110,7 +111,7 @@ def row_of(timeline: Timeline, *, worker: str, epoch: int, start_ns: int) -> Row
         cached_tokens=timeline.cached_tokens,
         token_events=timeline.events,
         estimated=timeline.events > 0 and timeline.estimated,
-        finish_reason=_joined(timeline.finish_reasons),
+        finish_reason=blotted(_joined(timeline.finish_reasons), timeline.secret) or None,
         outcome=str(timeline.outcome),
         status=timeline.status or None,
         message=timeline.message or None,
@@ -123,20 +124,23 @@ def _seconds(duration_ns: int | None) -> float | None:
     return None if duration_ns is None else duration_ns / 1e9
 
 
-def _joined(reasons: Mapping[int, str]) -> str | None:
-    return ",".join(map(reasons.__getitem__, sorted(reasons)))[:_REASONS] or None
+def _joined(reasons: Mapping[int, str]) -> str:
+    return ",".join(map(reasons.__getitem__, sorted(reasons)))[:_REASONS]
+
+
+def _texts(by_choice: Mapping[int, str], secret: str | None) -> str | list[str] | None:
+    """Return the text of the only choice that has one, those of several in the order of the choices."""
+    texts = [blotted(text, secret) for text in by_choice.values()]
+    return texts if len(texts) > 1 else next(iter(texts), None)
 
 
 class RequestLog:
     """The rows of one process in one run."""
 
-    def __init__(
-        self, worker: str, start_ns: int, *, texts: bool = False, secret: str = "", most_bytes: int = MOST_BYTES
-    ) -> None:
-        """Log for a run that began at `start_ns` on this process's clock; `secret` is blotted out of texts."""
+    def __init__(self, worker: str, start_ns: int, *, texts: bool = False, most_bytes: int = MOST_BYTES) -> None:
+        """Log for a run that began at `start_ns` on this process's clock."""
         self._worker = worker
         self._start_ns = start_ns
-        self._secret = secret
         self._ended: deque[tuple[Timeline, int, msgspec.Raw]] = deque()
         self._lines: list[bytes] = []
         self._encoder = msgspec.json.Encoder()
@@ -164,25 +168,15 @@ class RequestLog:
 
     def _line(self, timeline: Timeline, epoch: int, prompt: msgspec.Raw) -> bytes:
         row = row_of(timeline, worker=self._worker, epoch=epoch, start_ns=self._start_ns)
-        if self._secret and row.finish_reason:
-            row = msgspec.structs.replace(row, finish_reason=self._blotted(row.finish_reason))
         if timeline.answer is not None:
             row = msgspec.structs.replace(
                 row,
                 prompt=prompt,
-                answer=self._texts(timeline.answer.content),
-                reasoning=self._texts(timeline.answer.reasoning),
+                answer=_texts(timeline.answer.content, timeline.secret),
+                reasoning=_texts(timeline.answer.reasoning, timeline.secret),
                 answer_truncated=timeline.answer.truncated,
             )
         return self._encoder.encode(row) + b"\n"
-
-    def _texts(self, by_choice: Mapping[int, str]) -> str | list[str] | None:
-        """Return the text of the only choice that has one, those of several in the order of the choices."""
-        texts = [self._blotted(text) for text in by_choice.values()]
-        return texts if len(texts) > 1 else next(iter(texts), None)
-
-    def _blotted(self, text: str) -> str:
-        return text.replace(self._secret, "***") if self._secret else text
 
     def piece(self, offset: int) -> dict[str, Any]:
         """Return what the master asks for: bytes from an offset of what has been written, and of how many they are.

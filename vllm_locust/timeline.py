@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_locust.answer import Answer
+from vllm_locust.secret import blotted
 from vllm_locust.terminal import printable
 
 COALESCED_EVENTS = 8
@@ -192,7 +193,7 @@ class Timeline:
     user_class: str = ""
     answer: Answer | None = None
     """Where the texts of the answer go, if they are wanted."""
-    secret: str = field(default="", repr=False)
+    secret: str | None = field(default=None, repr=False)
     """What no message may show; some servers repeat the key that they refuse."""
 
     def token_event(self, index: int, at_ns: int, tokens: int) -> None:
@@ -226,9 +227,7 @@ class Timeline:
         """Fix how the request ended, no earlier than its last token; `message` becomes a short and harmless line."""
         self.outcome = outcome
         self.done_ns = at_ns if self.last_ns is None else max(at_ns, self.last_ns)
-        if self.secret:
-            message = message.replace(self.secret, "***")
-        line = " ".join(message[: 8 * MESSAGE_CHARS].split())[:MESSAGE_CHARS]
+        line = " ".join(blotted(message, self.secret)[: 8 * MESSAGE_CHARS].split())[:MESSAGE_CHARS]
         self.message = line if line.isprintable() else printable(line, MESSAGE_CHARS)[:MESSAGE_CHARS]
 
     @property

@@ -19,8 +19,7 @@ ENDPOINTS = ("chat", "completions")
 def client_of(server: Server, key: str = "") -> Client:
     """Return a client of a server."""
     origin, prefix = origin_of(server.url)
-    headers = {"Authorization": f"Bearer {key}"} if key else {}
-    return Client(Pool(origin, keep_alive=False), Timeouts(first_token_s=60, idle_s=60), headers, prefix)
+    return Client(Pool(origin, keep_alive=False), Timeouts(first_token_s=60, idle_s=60), key, prefix)
 
 
 def body_of(endpoint: str, prompt: str = "Why is the sky blue?", tokens: int = 40, **more: Any) -> dict[str, Any]:

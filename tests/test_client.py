@@ -4,14 +4,16 @@ Cases are those of public reports; each names its source. What was measured is c
 really did, piece by piece: a time lies between the two readings of the clock around its sending.
 """
 
+import gzip
 import socket
 import sys
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from itertools import pairwise
 from time import monotonic_ns, sleep
+from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
 import pytest
@@ -44,6 +46,7 @@ from emitter import (
     token,
     usage,
 )
+from gevent.pywsgi import WSGIServer
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from measuring import (
@@ -942,6 +945,31 @@ def test_case_33_the_client_asks_for_no_compression(emitter: Emitter) -> None:
     request = measure(emitter, script(*REF)).reply.request
     head = request.partition(b"\r\n\r\n")[0].decode().lower().split("\r\n")
     assert [line for line in head if line.startswith("accept-encoding:")] == ["accept-encoding: identity"]
+
+
+def test_case_33_a_server_that_compresses_for_whoever_takes_it_streams_to_us() -> None:
+    """Sources: as above. Such a server gathers all that it compresses, as a middleware does."""
+
+    def serve(environ: WSGIEnvironment, respond: StartResponse) -> Iterator[bytes]:
+        packs = "gzip" in environ.get("HTTP_ACCEPT_ENCODING", "")
+        environ["wsgi.input"].read()
+        respond("200 OK", [("Content-Type", "text/event-stream"), *([("Content-Encoding", "gzip")] if packs else [])])
+        if packs:
+            gevent.sleep(0.3)
+            yield gzip.compress(b"".join(piece for _, piece in REF))
+            return
+        for _, piece in REF:
+            yield piece
+            gevent.sleep(0.03)
+
+    server = WSGIServer(("127.0.0.1", 0), serve, log=None)
+    server.start()
+    client = Client(Pool(Origin("127.0.0.1", server.server_port)), PATIENT)
+    timeline = stream(client)
+    client.pool.close()
+    server.stop()
+    assert (timeline.outcome, timeline.output_tokens, timeline.token_reads) == (Outcome.OK, 4, 4)
+    assert all(gap_ns > 5 * MS for gap_ns in timeline.gaps_ns())
 
 
 @pytest.mark.parametrize(("encoding", "wbits"), [("gzip", 31), ("x-gzip", 31), ("deflate", 15), ("GZIP", 31)])

@@ -11,8 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import gevent
 import gevent.event
 
+from vllm_locust import requestlog
+from vllm_locust.results import replacing
 from vllm_locust.spool import Spool
 
 logger = logging.getLogger(__name__)
@@ -130,6 +133,17 @@ class Downloads:
         """Yield all rows, of one worker after the other; for a thread."""
         for download in self._by_client.values():
             yield from download.spool.lines()
+
+    def save(self, path: Path, form: str, *, texts: bool) -> None:
+        """Write all rows as a file, in a thread since they may be many, and give the space back; raises `OSError`."""
+        try:
+            gevent.get_hub().threadpool.apply(self._write, (path, form), {"texts": texts})
+        finally:
+            self.close()
+
+    def _write(self, path: Path, form: str, *, texts: bool) -> None:
+        with replacing(path) as file:
+            requestlog.write(self.lines(), file, form, texts=texts)
 
     def close(self) -> None:
         """Give the space back."""

@@ -30,7 +30,6 @@ from vllm_locust import (
     plan,
     progress,
     report,
-    requestlog,
     results,
     summary,
     verdict,
@@ -226,24 +225,18 @@ class Plugin:
             self._print_report()
 
     def _save_log(self, directory: Path) -> Path | None:
-        """Write the log of requests beside the run, in a thread: it may be long."""
+        """Write the log of requests beside the run, where there is one."""
         log, prepared = self._master.log, self._master.plan
         if log is None or prepared is None:
             return None
         for remark in log.remarks:
             logger.warning(remark)
         path = directory / f"requests.{prepared.request_log}"
-
-        def write() -> None:
-            with results.replacing(path) as file:
-                requestlog.write(log.lines(), file, prepared.request_log, texts=prepared.settings.log_text)
-
         self._written.clear()
         try:
-            gevent.get_hub().threadpool.apply(write)
+            log.save(path, prepared.request_log, texts=prepared.settings.log_text)
         finally:
             self._written.set()
-            log.close()
         return path
 
     def _on_quitting(self) -> None:

@@ -126,7 +126,7 @@ def ask(
     """Return what becomes of a request to which these reads are the answer, and its connection."""
     timeline = timeline or Timeline("request-1", "short", "chat", time.monotonic_ns())
     pool = Wires(reads, on_read)
-    client = Client(pool, Timeouts())
+    client = Client(pool, Timeouts(), "secret")
     client.stream(timeline, b"{}")
     assert not client.in_flight
     assert not client.reading
@@ -719,7 +719,7 @@ def check_readers(master: recording.Recording) -> None:
 def check_rows(timelines: list[Timeline]) -> None:
     """The log of requests has a row for each, as JSON and as a table in which nothing is a formula."""
     encode = msgspec.json.encode
-    log = requestlog.RequestLog("worker", 0, texts=True, secret="secret")
+    log = requestlog.RequestLog("worker", 0, texts=True)
     lines = [log._line(timeline, 0, msgspec.Raw(b"null")) for timeline in timelines]
     rows = [msgspec.json.decode(line, type=requestlog.Row) for line in lines]
     assert [encode(row) + b"\n" for row in rows] == lines

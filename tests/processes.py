@@ -186,7 +186,7 @@ class Browser:
         return list(rows)
 
     def tab(self) -> dict[str, str]:
-        return {row["name"]: row["text"] for row in self.table("llm")}
+        return {row["subject"]: row["text"] for row in self.table("llm")}
 
     def row(self, method: str, name: str) -> dict[str, Any]:
         return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})

@@ -310,6 +310,7 @@ def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
     rows = browser.tab()
     streams = rows.pop("now", None)
     assert streams is None if ended else re.fullmatch(r"\d+ streams in flight", str(streams))
+    assert next(iter(rows)) == "this run"
     line, *others = rows.items()
     assert (line[0], line[1].partition(": ")[0]) in VERDICTS
     assert [name.partition(" (")[0] for name, _ in others] == [f"worker {i + 1}" for i in range(workers)] or ["local"]

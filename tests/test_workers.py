@@ -49,6 +49,8 @@ def test_a_share_is_of_all_the_time_and_the_busiest_window_is_a_whole_one() -> N
     seen = figures({"cpu_ns": S // 2}, {"cpu_ns": S // 4}, {"span_ns": S // 2, "cpu_ns": S // 2})
     assert (seen["cpu_share"], seen["cpu_share_max"]) == (0.5, 0.5)
     assert figures({"span_ns": S // 2, "cpu_ns": S // 4})["cpu_share_max"] == 0.5
+    busy_in_the_end = figures({"cpu_ns": S // 10}, {"span_ns": S // 2, "cpu_ns": S // 2})
+    assert busy_in_the_end["cpu_share_max"] == busy_in_the_end["cpu_share"] == 0.4  # no mean is above its maximum
 
 
 def test_the_longest_stretch_is_left_out_of_the_stalls() -> None:

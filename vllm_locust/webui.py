@@ -39,7 +39,7 @@ class _Tab:
 
 
 _TABS = (
-    _Tab("llm", "LLM", {"name": "Fidelity", "text": ""}),
+    _Tab("llm", "LLM", {"subject": "Fidelity", "text": ""}),
     _Tab("llm-failures", "LLM failures", incidents.FAILURE_COLUMNS),
     _Tab("llm-slowest", "LLM slowest", incidents.SLOW_COLUMNS),
 )

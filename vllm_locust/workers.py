@@ -53,7 +53,7 @@ class Seen:
         return {
             "loop_lag_s": round(self.loop_lag_ns / NS_PER_S, 9),
             "cpu_share": cpu,
-            "cpu_share_max": cpu if self.busiest is None else self.busiest,
+            "cpu_share_max": cpu if self.busiest is None else max(self.busiest, cpu or 0),
             "core_wait_share": None if waited_ns is None else _share(waited_ns, self.span_ns),
             "core_wait_of_need": None if waited_ns is None else _share(waited_ns, waited_ns + self.cpu_ns),
             "stalled_share": _share(max(0, self.stalled_ns - self.loop_lag_ns), self.span_ns),

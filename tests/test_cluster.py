@@ -398,3 +398,8 @@ def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server
         wait_for(lambda: running.output.count("nowhere.toml' not found") == 2, "second error")
         wait_for(lambda: browser.stats()["state"] == "stopped", "end of what never began")
         assert len(list(results.glob("*/run.json"))) == 1  # the run before is not saved again
+        before = served(server)["completed"]
+        for _ in range(3):
+            browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="nowhere.toml")
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="short")
+        wait_for(lambda: served(server)["completed"] > before, "requests of a form that was mended at once")

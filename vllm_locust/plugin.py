@@ -114,6 +114,8 @@ class Plugin:
         """The most users that Locust was told to run."""
         self._reset = False
         """Whether --reset-stats has had its one reset of the run."""
+        self._refusal: gevent.Greenlet | None = None
+        """The stop of a run that was refused."""
         self._run: results.Run | None = None
         self._saved: Path | None = None
         self._log: Path | None = None
@@ -177,13 +179,15 @@ class Plugin:
 
     def _on_test_start(self) -> None:
         prepared, self._prepared = self._prepared, None
+        if self._refusal is not None:
+            self._refusal.join()  # else it would stop this run
         try:
             prepared = prepared or self._plan()
         except InputError as error:
             self._master.refuse()
             logger.error("the run was refused: %s", error)
             self._runner.log_exception("vllm-locust", str(error), "")
-            gevent.spawn(self._runner.stop)
+            self._refusal = gevent.spawn(self._runner.stop)
             return
         if self._master.recording is not None:
             self._exporter.retire(self._master.recording)
@@ -199,6 +203,8 @@ class Plugin:
         self._master.hurry()
 
     def _on_test_stopping(self) -> None:
+        if self._master.phase not in (Phase.RUNNING, Phase.FINISHING):
+            return  # a run that was refused: nothing may come between its stop and the next start
         self._master.finish(float(self._options.stop_timeout or 0))
         if not isinstance(self._runner, MasterRunner):
             self._environment.stop_timeout = 0.0

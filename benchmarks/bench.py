@@ -62,7 +62,7 @@ _DECIMALS = {"lost streams": 0, "unstamped token events": 0, "token events": 0, 
 def generate(target: str, streams: int, tokens: int) -> dict[str, Any]:
     """Stream everything and return what it cost and what was measured."""
     generator = Generator()
-    generator.begin(_start(target, tokens))
+    generator.begin(_start(target, tokens), lambda _: None)
     assert generator.recorder is not None
     # Keeps the times, which are compared later, for 0.05 µs per event.
     generator.recorder.itl_wanted = True
@@ -100,17 +100,14 @@ def _start(target: str, tokens: int) -> run.Start:
         worker="worker",
         rank=0,
         ranks=1,
-        settings=run.Settings(target=target, model="tiny", insecure=True),
+        settings=run.Settings(target=target, model="tiny", insecure=True, endpoints={_USER_CLASS: "chat"}),
         scenario_hash="",
         scenarios=run.encode_scenarios({_USER_CLASS: scenario.Scenario("bench", (part,))}),
     )
 
 
 def _stream(generator: Generator, timelines: list[Timeline]) -> None:
-    part, body, request_id = generator.next_request(_USER_CLASS, "chat")
-    timeline = Timeline(request_id, part.name, "chat", time.monotonic_ns(), expected_tokens=part.output_tokens)
-    timelines.append(timeline)
-    generator.stream(timeline, body, lambda _: None)
+    timelines.append(generator.stream(generator.next_request(_USER_CLASS), lambda _: None))
 
 
 def _tick_for_ever(generator: Generator, users: int, reports: list[bytes]) -> None:

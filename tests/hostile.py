@@ -600,7 +600,7 @@ def _live(story: Story, *, read: bool) -> list[Timeline]:
         recorder.end(timeline)
         timelines.append(timeline)
     now_ns = time.monotonic_ns()
-    recorder.stop(now_ns, recording.windows_of(now_ns - start_ns, WINDOW_NS))
+    recorder.stop(now_ns, master.grid.count(now_ns - start_ns))
     recorder.finish(time.monotonic_ns())
     _send(recorder, master)
     master.length_ns = now_ns - start_ns

@@ -124,7 +124,10 @@ def locust(*arguments: str | Path, locustfile: Path = MIXED) -> list[str]:
 def headless(folder: Path, host: str, *arguments: str) -> list[str]:
     """Return the options of a run without a browser, whose results go to a folder."""
     results = str(folder / "results")
-    return ["--headless", "--only-summary", "--host", host, "--results", results, "--prometheus-port", "0", *arguments]
+    return [
+        *("--headless", "--only-summary", "--host", host, "--results", results, "--prometheus-port", "0"),
+        *("--warmup", "0", *arguments),  # every request is in the latencies
+    ]
 
 
 @dataclass(slots=True)

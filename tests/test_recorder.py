@@ -206,12 +206,19 @@ def sampled_of_requests(request: Request) -> Iterator[Sample]:
         yield sent, "queue", max(0, sent - request.scheduled_ms) * MS
     if events:
         yield events[0][0], "ttft", (events[0][0] - sent) * MS
+        yield from due(request, events[0][0], "ttft_scheduled", events[0][0])
     if events and request.reasoning:
         yield done, "ttfc", (events[-1][0] - sent) * MS
     if request.outcome is Outcome.OK:
         yield done, "e2el", (events[-1][0] - sent) * MS
+        yield from due(request, done, "e2el_scheduled", events[-1][0])
     if request.outcome is Outcome.CANCELLED:
         yield from ((done, name, (done - sent) * MS) for name in ("cut_e2el", "cut_ttft")[: 1 + (not events)])
+
+
+def due(request: Request, at_ms: float, name: str, until_ms: float) -> Iterator[Sample]:
+    if request.scheduled_ms is not None:
+        yield at_ms, name, max(0, until_ms - request.scheduled_ms) * MS
 
 
 def sampled_of_tokens(request: Request) -> Iterator[Sample]:

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.cell import Cell, Cells, Key, merge_cells, select, total
+from vllm_locust.grid import Grid
 from vllm_locust.histogram import Histogram
 from vllm_locust.recording import (
     FORMAT,
@@ -28,7 +29,6 @@ from vllm_locust.recording import (
     from_wire,
     load,
     to_wire,
-    windows_of,
 )
 
 S = 1_000_000_000
@@ -434,4 +434,4 @@ def test_cells_are_selected_by_scenario_and_phase() -> None:
 
 @pytest.mark.parametrize(("length_ns", "windows"), [(0, 0), (1, 1), (10 * S, 1), (10 * S + 1, 2), (305 * S, 31)])
 def test_case_50_a_partial_last_window_is_a_window(length_ns: int, windows: int) -> None:
-    assert windows_of(length_ns, 10 * S) == windows
+    assert Grid(10 * S).count(length_ns) == windows

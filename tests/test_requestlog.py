@@ -48,7 +48,7 @@ from processes import (
 
 from vllm_locust import __version__, answer, download, requestlog
 from vllm_locust.download import Downloads
-from vllm_locust.generator import Generator
+from vllm_locust.generator import Generator, Request
 from vllm_locust.recording import Report
 from vllm_locust.requestlog import COLUMNS, MOST_BYTES, PIECE_BYTES, TEXTS, RequestLog, Row, cell
 from vllm_locust.run import Finish, Settings, Start, encode_scenarios
@@ -97,14 +97,13 @@ class Sending:
             scenario_hash="",
             scenarios=encode_scenarios({}),
         )
-        self.generator.begin(self.start)
+        self.generator.begin(self.start, lambda _: None)
         assert self.generator._client is not None
         POOLS.append(self.generator._client.pool)
 
     def ask(self, body: dict[str, Any], request_id: str = "id-1", endpoint: str = "chat") -> Timeline:
-        timeline = Timeline(request_id, "short", endpoint, time.monotonic_ns(), user_class="Mine")
-        self.generator.stream(timeline, body, lambda _: None)
-        return timeline
+        request = Request(user_class="Mine", endpoint=endpoint, scenario="short", body=body, request_id=request_id)
+        return self.generator.stream(request, lambda _: None)
 
     def end(self, stop_timeout_s: float = 5) -> tuple[list[dict[str, Any]], Report]:
         report = self.generator.finish(Finish(run="run-1", windows=1, stop_timeout_s=stop_timeout_s))

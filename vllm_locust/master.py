@@ -7,7 +7,7 @@ sends its final state, and the master waits for everyone who took part and is st
 import logging
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,16 +18,35 @@ from locust.env import Environment
 from locust.runners import STATE_MISSING, MasterRunner, Runner
 
 from vllm_locust import __version__
-from vllm_locust.cluster import ACK, FINISH, HELLO, LOG, POLL_S, REFUSED, REPORT, RESET, ROWS, START
+from vllm_locust.cluster import (
+    ACK,
+    FINISH,
+    HELLO,
+    LOG,
+    POLL_S,
+    REFUSED,
+    REPORT,
+    RESET,
+    ROWS,
+    START,
+    STATE,
+    STEADY,
+)
 from vllm_locust.download import Downloads
 from vllm_locust.plan import Plan
-from vllm_locust.recording import Mark, Recording, decode_report, windows_of
+from vllm_locust.recording import Mark, Recording, Report, decode_report
 from vllm_locust.run import Finish, Phase, Start, new_run_id
 
 logger = logging.getLogger(__name__)
 
 _RESET_NS = 2_000_000_000
 """How long a reset waits for what workers had counted until then."""
+_CONFIRM_NS = 2_000_000_000
+"""How long the end waits for a worker that was told to start and has not said anything yet."""
+_MOST_MARKS = 1_000
+"""A load shape may change the number of users each second, for a day."""
+_CLOCK_OFF_S = 2.0
+"""A wall clock that is further off is worth a remark; a message may take some of it."""
 
 
 @dataclass(slots=True)
@@ -35,9 +54,19 @@ class Member:
     """A worker that takes part in a run."""
 
     name: str
-    rank: int
+    rank: int | None = None
+    """Its part of what is sent; absent for one that joined later, unless it has taken the place of another."""
     late: int = 0
-    """0 for those who were there at the start, else the how-manieth it was that joined later."""
+    """Number of its own index space, where it joined later and sends in a closed loop without end."""
+    since_ns: int = 0
+    """When it got its rank, since the start of the run."""
+    taken: dict[str, int] = field(default_factory=dict)
+    """How many requests of each user class have been taken in its rank, as last reported."""
+    answered_users: int = 0
+    done: bool = False
+    """Whether all that it had to send has ended."""
+    clock_off_s: float | None = None
+    """How far its wall clock is from ours, as far as messages tell."""
     confirmed: bool = False
     """Whether it has said anything since it was told to start."""
     reset: bool = False
@@ -45,7 +74,10 @@ class Member:
     finished: bool = False
     """Whether its final state has come."""
     refused: bool = False
+    displaced: bool = False
+    """Whether another one has its rank, since it was lost for a while."""
     lost: bool = False
+    lost_ns: int = 0
     left: bool = False
 
 
@@ -69,11 +101,16 @@ class Master:
         self._before: Recording | None = None
         """The recording of the epoch before a reset, as long as last reports of it may come."""
         self._late = 0
-        self._ranks = 1
+        self._ranks: list[Member] = []
+        """Who has each rank."""
+        self._steady_ns = 0
+        self._spawned: int | None = None
+        """How many users stream, once all have been spawned."""
         self._sent: dict[str, str] = {}
         self._deadline_ns = 0
         self._done = gevent.event.Event()
         runner.register_message(HELLO, self._on_hello)
+        runner.register_message(STATE, self._on_state)
         runner.register_message(REPORT, self._on_report)
         runner.register_message(REFUSED, self._on_refused)
         runner.register_message(ROWS, self._on_rows)
@@ -82,8 +119,9 @@ class Master:
 
     def begin(self, plan: Plan) -> None:
         """Start a run with everyone who is there."""
-        self.plan = plan
+        self.plan, self._steady_ns, self._spawned = plan, plan.settings.load.warmup_ns, None
         self.recording = Recording(new_run_id(), 0, plan.settings.window_ns)
+        self._shape(self.recording)
         self.phase = Phase.RUNNING
         self.run_start_ns = self.start_ns = time.monotonic_ns()
         self.stop_ns, self._before, self._late = None, None, 0
@@ -91,7 +129,7 @@ class Master:
         self._done.clear()
         clients = self._clients()
         self.members = {client: Member(self._name(client), rank) for rank, client in enumerate(clients)}
-        self._ranks = max(1, len(clients))
+        self._ranks = list(self.members.values())
         for client in clients:
             self._send_start(client)
 
@@ -99,10 +137,25 @@ class Master:
         """A worker has connected; if a run is on, it takes part from now on."""
         if self.phase is not Phase.RUNNING or self.recording is None or client in self.members:
             return
-        self._late += 1
-        self.members[client] = Member(self._name(client), 0, late=self._late)
-        self._mark(f"{self.members[client].name} joined")
+        assert self.plan is not None  # noqa: S101 - a run has begun
+        member = self.members[client] = Member(self._name(client))
+        self.mark(f"{member.name} joined")
+        load = self.plan.settings.load
+        if not self._inherit(member) and load.arrivals is None and load.requests is None:
+            self._late += 1
+            member.late = self._late
         self._send_start(client)
+
+    def _inherit(self, heir: Member) -> bool:
+        """Give a member the rank of one that is lost, if there is one."""
+        for rank, member in enumerate(self._ranks):
+            if member.lost and not member.finished:
+                heir.rank, heir.taken, heir.done = rank, member.taken, False
+                heir.since_ns = time.monotonic_ns() - self.run_start_ns
+                member.rank, member.displaced, self._ranks[rank] = None, True, heir
+                self.mark(f"{heir.name} takes the place of {member.name}")
+                return True
+        return False
 
     def refuse(self) -> None:
         """There is no run: what was asked for cannot be done."""
@@ -126,8 +179,11 @@ class Master:
             run_age_ns=time.monotonic_ns() - self.run_start_ns,
             worker=self.members[client].name,
             rank=self.members[client].rank,
-            ranks=self._ranks,
+            ranks=len(self._ranks),
             late=self.members[client].late,
+            taken=self.members[client].taken,
+            since_ns=self.members[client].since_ns,
+            steady_ns=self._steady_ns,
             settings=plan.settings,
             scenario_hash=plan.hash,
             scenarios=None if known else plan.encoded,
@@ -142,11 +198,13 @@ class Master:
         old = self.recording
         if old is None or self.phase is not Phase.RUNNING:
             return None
+        self.watch()  # who is gone takes no part in what comes
         self._before, self.recording = old, Recording(old.run, old.epoch + 1, old.window_ns)
         self.start_ns = time.monotonic_ns()
         at_ns = self.start_ns - self.run_start_ns
+        self._shape(self.recording)
         self.members = {client: m for client, m in self.members.items() if not (m.finished or self._gone(client))}
-        self._mark(f"reset, {at_ns / 1e9:.0f} s after the start")
+        self.mark(f"reset, {at_ns / 1e9:.0f} s after the start")
         for client, member in self.members.items():
             member.reset = False
             message = {"run": old.run, "epoch": old.epoch + 1, "at_ns": at_ns}
@@ -161,6 +219,54 @@ class Master:
 
     # During
 
+    def _shape(self, recording: Recording) -> None:
+        """Tell a recording when the warm-up and the stages end."""
+        assert self.plan is not None  # noqa: S101 - a run has begun
+        since_ns = self.start_ns - self.run_start_ns if recording.epoch else 0
+        recording.steady_ns = max(0, self._steady_ns - since_ns)
+        boundaries_ns = self.plan.settings.load.boundaries_ns(self._steady_ns)
+        recording.grid = recording.grid.moved(ns - since_ns for ns in boundaries_ns)
+
+    def spawned(self, users: int) -> None:
+        """All users have been spawned, and so many of them stream."""
+        self._spawned = users
+        self._look_for_steady()
+
+    def _on_state(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        member = self.members.get(msg.node_id)
+        if member is not None and self.recording is not None and msg.data["run"] == self.recording.run:
+            member.answered_users, member.done = msg.data["answered_users"], msg.data["done"]
+            self._look_for_steady()
+
+    def _look_for_steady(self) -> None:
+        """End the warm-up if all users run and each has finished a request."""
+        age_ns = time.monotonic_ns() - self.run_start_ns
+        if (
+            self.phase is Phase.RUNNING
+            and self.plan is not None
+            and self.recording is not None
+            and self.plan.settings.load.until_answered
+            and age_ns < self._steady_ns
+            and self._spawned is not None
+            and sum(m.answered_users for m in self.members.values() if not m.lost) >= self._spawned
+        ):
+            self._steady_ns = age_ns
+            self._shape(self.recording)
+            for client in self.members:
+                self._send_steady(client)
+
+    def _send_steady(self, client: str) -> None:
+        assert self.recording is not None  # noqa: S101 - a run has begun
+        self._runner.send_message(STEADY, {"run": self.recording.run, "at_ns": self._steady_ns}, client)
+
+    @property
+    def done(self) -> bool:
+        """Whether all that there was to send has ended; a rank that is lost and finds no heir is given up."""
+        given_up_ns = time.monotonic_ns() - round(self._finish_timeout_s * 1e9)
+        return any(m.done for m in self._ranks) and all(
+            m.done or (m.lost and m.lost_ns < given_up_ns) for m in self._ranks
+        )
+
     def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         try:
             report = decode_report(msg.data["report"])
@@ -169,7 +275,7 @@ class Master:
             return
         member = self.members.get(msg.node_id)
         if member is not None:
-            member.confirmed = True
+            self._note(msg.node_id, member, report, msg.data["wall_s"])
         if self.recording is not None and self.recording.merge(report):
             if member is not None and msg.data["last"]:
                 member.finished = True
@@ -181,6 +287,27 @@ class Master:
         if msg.data["last"] or any(window.sealed for window in report.windows):
             ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
             self._runner.send_message(ACK, ack, msg.node_id)
+
+    def _note(self, client: str, member: Member, report: Report, wall_s: float) -> None:
+        """Note what a report says of its worker."""
+        if self.recording is None or report.run != self.recording.run:
+            return
+        member.confirmed = True
+        member.taken, member.done, member.answered_users = report.taken, report.done, report.answered_users
+        if report.steady_ns != self._steady_ns:  # it has not heard, or not yet
+            self._send_steady(client)
+        if member.clock_off_s is None:
+            member.clock_off_s = wall_s - time.time()
+
+    @property
+    def clock_remarks(self) -> list[str]:
+        """Say whose wall clock is wrong."""
+        return [
+            f"{m.name}: its wall clock is {abs(m.clock_off_s):.0f} s {'behind' if m.clock_off_s < 0 else 'ahead'}; "
+            "no number depends on it"
+            for m in self.members.values()
+            if m.clock_off_s is not None and abs(m.clock_off_s) > _CLOCK_OFF_S
+        ]
 
     def _new_log(self, run: str) -> Downloads:
         def ask(client: str, offset: int) -> None:
@@ -199,7 +326,7 @@ class Master:
             self.members[msg.node_id].refused = True
             if self.log is not None:
                 self.log.forget(msg.node_id)
-            self._mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
+            self.mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
 
     def watch(self) -> None:
         """Note workers that have gone, and those that are back."""
@@ -208,16 +335,32 @@ class Master:
             lost, left = gone and not member.finished, gone and member.finished
             if lost and not member.lost:
                 logger.warning("%s is lost; what it had reported stays in the results", member.name)
-                self._mark(f"{member.name} lost")
+                self.mark(f"{member.name} lost")
+                member.lost_ns = time.monotonic_ns()
             elif member.lost and not gone:
-                self._mark(f"{member.name} back")
+                self.mark(f"{member.name} back")
+                if member.displaced:
+                    self._send_finish(client, 0.0)
             elif left and not member.left and self.phase is Phase.RUNNING:
-                self._mark(f"{member.name} left")
+                self.mark(f"{member.name} left")
             member.lost, member.left = lost, left
+        for client, member in self.members.items():
+            if self._stands_by(member) and not self._gone(client) and self._inherit(member):
+                self._send_start(client)
+        self._look_for_steady()
 
-    def _mark(self, text: str) -> None:
-        if self.recording is not None:
+    def _stands_by(self, member: Member) -> bool:
+        return member.rank is None and not (member.late or member.refused or member.finished or member.displaced)
+
+    def mark(self, text: str) -> None:
+        """Note that something has happened in the run."""
+        if self.recording is not None and len(self.recording.marks) < _MOST_MARKS:
             self.recording.marks.append(Mark(at_ns=time.monotonic_ns() - self.start_ns, text=text))
+
+    @property
+    def fleet(self) -> int:
+        """How many workers there are to begin a run with."""
+        return len(self._clients())
 
     @property
     def live_workers(self) -> tuple[str, ...]:
@@ -239,10 +382,8 @@ class Master:
         self.phase = Phase.FINISHING
         self.stop_ns = time.monotonic_ns()
         length_ns = self.stop_ns - self.start_ns
-        windows = windows_of(length_ns, self.recording.window_ns)
-        message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s))
         for client in list(self._waited_for()):
-            self._runner.send_message(FINISH, message, client)
+            self._send_finish(client, stop_timeout_s)
         self._deadline_ns = self.stop_ns + round((stop_timeout_s + self._finish_timeout_s) * 1e9)
         while any(self._waited_for()) and time.monotonic_ns() < self._deadline_ns:
             gevent.sleep(POLL_S)
@@ -257,10 +398,16 @@ class Master:
         """Have everyone cut what still streams, at a second Ctrl-C."""
         if self.phase is not Phase.FINISHING or self.recording is None:
             return
-        message = msgspec.msgpack.encode(Finish(run=self.recording.run, windows=0, stop_timeout_s=0))
         for client in list(self._waited_for()):
-            self._runner.send_message(FINISH, message, client)
+            self._send_finish(client, 0.0)
         self._deadline_ns = time.monotonic_ns() + round(self._finish_timeout_s * 1e9)
+
+    def _send_finish(self, client: str, stop_timeout_s: float) -> None:
+        assert self.recording is not None  # noqa: S101 - a run has begun
+        length_ns = (self.stop_ns or time.monotonic_ns()) - self.start_ns
+        windows = self.recording.grid.count(length_ns)
+        finish = Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s)
+        self._runner.send_message(FINISH, msgspec.msgpack.encode(finish), client)
 
     @property
     def missing(self) -> list[str]:
@@ -268,8 +415,13 @@ class Master:
         return [m.name for m in self.members.values() if not m.finished and not m.refused]
 
     def _waited_for(self) -> Iterator[str]:
-        """Yield those who take part, are there, and have more to say."""
-        return (c for c, m in self.members.items() if m.confirmed and not m.finished and not self._gone(c))
+        """Yield those who take part, are there, and have more to say; some were told to start a moment ago."""
+        hearing = self.stop_ns is not None and time.monotonic_ns() < self.stop_ns + _CONFIRM_NS
+        return (
+            client
+            for client, m in self.members.items()
+            if (m.confirmed or hearing) and not (m.finished or m.refused or self._gone(client))
+        )
 
     # Locust's view of who is there
 

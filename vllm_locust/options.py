@@ -1,5 +1,6 @@
 """Our options in Locust's command line, in its web form where they make sense there, and as environment variables."""
 
+from dataclasses import dataclass
 from typing import Any
 
 GROUP = "vllm-locust options"
@@ -8,56 +9,168 @@ _STOP_TIMEOUT_S = 60
 """A stream that runs when the test ends may take as long as answers take; Locust's own default would cut it."""
 
 
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option."""
+
+    flag: str
+    help: str
+    default: str | None = None
+    form: bool = False
+    """Whether it is a field of the web form."""
+    metavar: str | None = None
+    alias: str | None = None
+    """How `vllm bench serve` calls it."""
+    switch: bool = False
+    """Whether it takes no value."""
+    const: str | None = None
+    """What it is where it is given without a value."""
+
+
+OPTIONS = (
+    Option("--scenario", "Scenario to send instead of the user classes' own: a packaged name or a file", form=True),
+    Option("--parts", "Parts of the scenario to send, separated by commas; default: all", form=True),
+    Option("--model", "Model to ask for; default: the one that /v1/models names", form=True),
+    Option("--api-key", "Key of the server, also from OPENAI_API_KEY; never shown or saved", metavar="KEY"),
+    Option("--seed", "Which requests are sent in which order; default: 0", default="0", form=True),
+    Option("--name", "Name of the run, for its directory in --results; default: run", default="run", form=True),
+    Option("--results", "Where runs are saved; default: results", default="results", metavar="DIR"),
+    Option(
+        "--request-rate",
+        "Requests per second, whatever is in flight, like 20, or stretches: 5 for 60s, to 50 over "
+        "2m, 50; default: users ask again once answered",
+        form=True,
+        metavar="RATE",
+    ),
+    Option(
+        "--arrivals",
+        "How requests leave at that rate: constant, poisson, gamma or trace; default: poisson",
+        form=True,
+        metavar="PROCESS",
+    ),
+    Option(
+        "--burstiness",
+        "Shape of gamma arrivals, as in vllm bench serve: 1 is Poisson, below 1 burstier",
+        metavar="SHAPE",
+    ),
+    Option(
+        "--trace",
+        'Requests leave when a file of JSON lines says: {"at_s": 1.5}, or {"timestamp": 1500} in ms',
+        metavar="FILE",
+    ),
+    Option("--trace-speed", "How much faster than its trace the run is; default: 1", metavar="FACTOR"),
+    Option(
+        "--max-in-flight",
+        "At a request rate: most streams at once over all workers; what waits for its turn counts "
+        "in queue; default: no cap",
+        form=True,
+        metavar="N",
+        alias="--max-concurrency",
+    ),
+    Option(
+        "--requests",
+        "End the run when so many requests have ended, the same ones for the same seed",
+        form=True,
+        metavar="N",
+        alias="--num-prompts",
+    ),
+    Option(
+        "--retry-failed",
+        "With a fixed number of requests: how often to ask again, at the end, what failed; default: 0",
+        metavar="N",
+    ),
+    Option(
+        "--warmup",
+        "How long requests are left out of latencies and rates at the beginning; default: a tenth "
+        "of the run, 30s at most, and no longer than until all users have finished a request; "
+        "none for a fixed number of requests",
+        form=True,
+        metavar="TIME",
+    ),
+    Option(
+        "--stages",
+        "Users, or requests per second with --request-rate, of one stage after the other, like 8,16,32",
+        form=True,
+        metavar="N,N,…",
+    ),
+    Option("--stage-time", "How long each stage takes; default: 60s", form=True, metavar="TIME"),
+    Option("--window", "Length of the windows that live figures are about; default: 10s", default="10s"),
+    Option(
+        "--continuous-usage",
+        "Ask each event how many tokens it carries, by the usage so far (continuous_usage_stats)",
+        switch=True,
+    ),
+    Option("--token-ids", "Ask each event how many tokens it carries, by their ids (return_token_ids)", switch=True),
+    Option("--connection", "keep-alive, or new: a new connection for each request", default="keep-alive"),
+    Option("--insecure", "Do not check the server's certificate", switch=True),
+    Option("--ca-file", "Certificate authority of the server, as a PEM file", metavar="FILE"),
+    Option(
+        "--request-log",
+        "Log every request in a file beside the run: jsonl, as it is without a value, or csv",
+        metavar="FORMAT",
+        const="jsonl",
+    ),
+    Option("--log-text", "Have prompts and answers in the log of requests, too", switch=True),
+    Option("--skip-bad-prompts", "Leave unusable lines of prompt files out", switch=True),
+    Option("--connect-timeout", "How long to wait for a connection; default: 10s", default="10s"),
+    Option(
+        "--first-token-timeout",
+        "How long to wait for the first token, from when the request left, or none; default: "
+        "300s, since a queued request may wait long",
+        default="300s",
+    ),
+    Option(
+        "--idle-timeout",
+        "How long a stream that has begun may send nothing at all, or none; default: 120s",
+        default="120s",
+    ),
+    Option(
+        "--token-timeout",
+        "How long a stream that has begun may send no token, whatever else it sends; default: none",
+        default="none",
+    ),
+    Option("--total-timeout", "How long a request may take in all, from when it left; default: none", default="none"),
+    Option("--finish-timeout", "How long to wait for workers after --stop-timeout; default: 10s", default="10s"),
+    Option("--prometheus-port", "Port of the metrics, 0 for none; default: 9646", default="9646", metavar="PORT"),
+    Option(
+        "--max-uncertainty",
+        "Most that 1 percent of the token times may be uncertain by, of the median gap; default: 5%%",
+        metavar="SHARE",
+    ),
+    Option("--max-generator-cpu", "Most of a core that a worker may use in any window; default: 90%%", metavar="SHARE"),
+    Option(
+        "--max-core-wait",
+        "Most of the time for which a worker needs a core that it may wait for one; default: 20%%",
+        metavar="SHARE",
+    ),
+    Option("--max-stalled", "Most of the time that a worker's event loop may stall; default: 1%%", metavar="SHARE"),
+    Option("--full", "End with the long report: a table for each metric", switch=True),
+)
+
+
 def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
     """Add our options to Locust's command line and, where they make sense, to its web form."""
     group = parser.add_argument_group(
         GROUP, "Each is an environment variable, too: VLLM_LOCUST_SCENARIO is --scenario, and so on."
     )
-
-    def option(flag: str, *, form: bool = False, default: Any = None, **kwargs: Any) -> None:  # noqa: ANN401
-        name = flag.removeprefix("--").replace("-", "_")
-        action = group.add_argument(flag, default=default, env_var=f"VLLM_LOCUST_{name.upper()}", **kwargs)
-        # Locust sets these on options that are added to the parser itself, not on those of a group.
-        action.include_in_web_ui, action.is_secret, action.is_required, action.is_multiple = form, False, False, False
-
-    option("--scenario", form=True, help="Scenario to send instead of the user classes' own: a packaged name or a file")
-    option("--parts", form=True, help="Parts of the scenario to send, separated by commas; default: all")
-    option("--model", form=True, help="Model to ask for; default: the one that /v1/models names")
-    option("--api-key", metavar="KEY", help="Key of the server, also from OPENAI_API_KEY; never shown or saved")
-    option("--seed", form=True, default="0", help="Which requests are sent in which order; default: 0")
-    option("--name", form=True, default="run", help="Name of the run, for its directory in --results; default: run")
-    option("--results", default="results", metavar="DIR", help="Where runs are saved; default: results")
-    option("--window", default="10s", help="Length of the windows that live figures are about; default: 10s")
-    what = "Ask each event how many tokens it carries"
-    how = "by the usage so far (continuous_usage_stats)"
-    option("--continuous-usage", default=False, action="store_true", help=f"{what}, {how}")
-    option("--token-ids", default=False, action="store_true", help=f"{what}, by their ids (return_token_ids)")
-    option("--connection", default="keep-alive", help="keep-alive, or new: a new connection for each request")
-    option("--insecure", default=False, action="store_true", help="Do not check the server's certificate")
-    option("--ca-file", metavar="FILE", help="Certificate authority of the server, as a PEM file")
-    what = "Log every request in a file beside the run: jsonl, as it is without a value, or csv"
-    option("--request-log", nargs="?", const="jsonl", metavar="FORMAT", help=what)
-    what = "Have prompts and answers in the log of requests, too"
-    option("--log-text", default=False, action="store_true", help=what)
-    option("--skip-bad-prompts", default=False, action="store_true", help="Leave unusable lines of prompt files out")
-    option("--connect-timeout", default="10s", help="How long to wait for a connection; default: 10s")
-    what = "How long to wait for the first token, from when the request left, or none"
-    option("--first-token-timeout", default="300s", help=f"{what}; default: 300s, since a queued request may wait long")
-    what = "How long a stream that has begun may send nothing at all, or none"
-    option("--idle-timeout", default="120s", help=f"{what}; default: 120s")
-    what = "How long a stream that has begun may send no token, whatever else it sends"
-    option("--token-timeout", default="none", help=f"{what}; default: none")
-    what = "How long a request may take in all, from when it left"
-    option("--total-timeout", default="none", help=f"{what}; default: none")
-    option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
-    option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
-    what = "Most that 1 percent of the token times may be uncertain by, of the median gap"
-    option("--max-uncertainty", metavar="SHARE", help=f"{what}; default: 5%%")
-    what = "Most of a core that a worker may use in any window"
-    option("--max-generator-cpu", metavar="SHARE", help=f"{what}; default: 90%%")
-    what = "Most of the time for which a worker needs a core that it may wait for one"
-    option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 20%%")
-    what = "Most of the time that a worker's event loop may stall"
-    option("--max-stalled", metavar="SHARE", help=f"{what}; default: 1%%")
-    option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
+    for option in OPTIONS:
+        _add(group, option)
     parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)
+
+
+def _add(group: Any, option: Option) -> None:  # noqa: ANN401 - an argparse group
+    name = option.flag.removeprefix("--").replace("-", "_")
+    kind: dict[str, Any] = {"metavar": option.metavar, "default": option.default}
+    if option.switch:
+        kind = {"action": "store_true", "default": False}
+    elif option.const is not None:
+        kind |= {"nargs": "?", "const": option.const}
+    flags = [option.flag, *filter(None, [option.alias])]
+    action = group.add_argument(*flags, env_var=f"VLLM_LOCUST_{name.upper()}", help=option.help, **kind)
+    # Locust sets these on options that are added to the parser itself, not on those of a group.
+    action.include_in_web_ui, action.is_secret, action.is_required, action.is_multiple = (
+        option.form,
+        False,
+        False,
+        False,
+    )

@@ -4,21 +4,24 @@ Made by the master (or the single process) when Locust starts, or where a web fo
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from vllm_locust import scenario
+import msgspec
+
+from vllm_locust import loadspec, scenario
 from vllm_locust.api import Counting
 from vllm_locust.errors import InputError
 from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
+from vllm_locust.load import Load
 from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
 from vllm_locust.quantity import NS_PER_S, duration_s, format_list, share
 from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
-from vllm_locust.scenario import Scenario
+from vllm_locust.scenario import LOAD_KEYS, Given, Scenario
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.users import StreamUser, task_tags
 
@@ -36,7 +39,6 @@ class Plan:
     """By user class, those alone whose endpoint the server has."""
     encoded: bytes
     hash: str
-    endpoints: dict[str, str]
     parts: tuple[str, ...]
     """Labels that will have requests, in the order of the files."""
     generator_limits: Limits = DEFAULTS
@@ -74,8 +76,8 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     if not streaming:
         raise InputError("no user class streams; derive one from vllm_locust.ChatUser or CompletionsUser")
     scenarios = load_scenarios(user_classes, options, locustfile)
-    tags, exclude = _tags(options)
-    parts = _parts(scenarios, tags, exclude, {tag for cls in user_classes for tag in task_tags(cls)})
+    kept_tags, exclude = tags(options)
+    parts = _parts(scenarios, kept_tags, exclude, {tag for cls in user_classes for tag in task_tags(cls)})
     access = Access(
         url=_target(streaming, host),
         api_key=options.api_key or os.environ.get("OPENAI_API_KEY") or None,
@@ -83,19 +85,23 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         ca_pem=read_ca(options.ca_file) if options.ca_file else None,
     )
     log_format = request_log(options)
+    asked = given(user_classes, options, locustfile)
+    load = load_of(user_classes, options, asked, scenarios, (kept_tags, exclude))
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
-    remarks = [*_remarks(streaming, scenarios, target, options)]
+    remarks = [*_remarks(streaming, scenarios, target)]
     kept = {
         cls.__name__: scenarios[cls.__name__]
         for cls in streaming
-        if cls.endpoint in target.endpoints and _has_work(scenarios[cls.__name__], tags, exclude)
+        if cls.endpoint in target.endpoints and _has_work(scenarios[cls.__name__], kept_tags, exclude)
     }
     remarks += [
         f"no part is left for user class {cls.__name__}; it was left out"
         for cls in streaming
-        if not _has_work(scenarios[cls.__name__], tags, exclude)
+        if not _has_work(scenarios[cls.__name__], kept_tags, exclude)
     ]
+    load = msgspec.structs.replace(load, weights={name: w for name, w in load.weights.items() if name in kept})
+    remarks += _load_remarks(load, options, asked)
     encoded = encode_scenarios(kept)
     settings = Settings(
         target=access.url,
@@ -106,10 +112,12 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         insecure=access.insecure,
         ca_pem=access.ca_pem,
         timeouts=timeouts(options),
+        load=load,
+        endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
         window_ns=_window_ns(options.window),
         stop_timeout_s=float(options.stop_timeout or 0),
-        tags=tags,
+        tags=kept_tags,
         exclude_tags=exclude,
         exact_length=target.exact_length,
         request_log=bool(log_format),
@@ -121,12 +129,81 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         scenarios=kept,
         encoded=encoded,
         hash=scenario.digest(encoded),
-        endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         parts=parts,
         generator_limits=generator_limits(options),
         request_log=log_format,
         remarks=tuple(remarks),
     )
+
+
+def given(user_classes: Sequence[type], options: Any, locustfile: Path | None) -> dict[str, Given]:  # noqa: ANN401 - an argparse namespace
+    """Return what was asked of the load: by scenarios, of which one alone may ask, and by options, which win."""
+    folder = None if locustfile is None else locustfile.parent
+    named = (str(options.scenario or cls.scenario or "") for cls in stream_classes(user_classes))
+    tables = {
+        name: table
+        for name in dict.fromkeys(filter(None, named))
+        if (table := scenario.load_keys(name, relative_to=folder))
+    }
+    if len(tables) > 1:
+        raise InputError(
+            f"the scenarios {format_list(tables)} both have a [load]; a run has one: "
+            "keep it in one of them, or give --scenario"
+        )
+    asked = next(iter(tables.values()), {})
+    flags = {key: Given(f"--{key.replace('_', '-')}", getattr(options, key)) for key in LOAD_KEYS}
+    return asked | {key: value for key, value in flags.items() if value.value not in (None, "")}
+
+
+def run_time_s(asked: dict[str, Given]) -> float | None:
+    """Return how long the run is to take, where that is said."""
+    if "run_time" not in asked:
+        return None
+    where, value, _ = asked["run_time"]
+    return duration_s(value, where=where)
+
+
+def load_of(
+    user_classes: Sequence[type],
+    options: Any,  # noqa: ANN401 - an argparse namespace
+    asked: dict[str, Given],
+    scenarios: dict[str, Scenario],
+    kept_and_not: tuple[tuple[str, ...], tuple[str, ...]],
+) -> Load:
+    """Return the load that was asked for; raises `InputError` where the user classes cannot make it."""
+    streaming = stream_classes(user_classes)
+    once = [cls.__name__ for cls in streaming if scenarios[cls.__name__].once]
+    if once and len(streaming) > 1:
+        names = format_list(cls.__name__ for cls in streaming)
+        raise InputError(f'order = "once" sends each prompt once, by one user class; there are {names}')
+    load = loadspec.parse(
+        asked,
+        seed=_whole("--seed", options.seed),
+        weights={cls.__name__: int(cls.weight) for cls in streaming},
+        once=scenarios[once[0]].only(*kept_and_not).prompts if once else None,
+        run_time_s=run_time_s(asked),
+    )
+    own = [cls.__name__ for cls in streaming if cls.tasks != [StreamUser.send_next]]
+    what = "a request rate" if load.arrivals is not None else "a fixed number of requests"
+    if own and (load.arrivals is not None or load.requests is not None):
+        raise InputError(f"user class {own[0]} builds its own requests, which {what} cannot send; give it a scenario")
+    others = [cls.__name__ for cls in user_classes if cls not in streaming]
+    if others and load.requests is not None and load.arrivals is None:
+        raise InputError(f"user class {others[0]} does not stream, and {what} would wait for it; leave it out")
+    return load
+
+
+def _load_remarks(load: Load, options: Any, asked: dict[str, Given]) -> Iterator[str]:  # noqa: ANN401 - an argparse namespace
+    if load.arrivals is not None:
+        yield "requests leave at their rate, whatever the number of users (-u), who stand by"
+    run_s, users, rate = options.run_time, options.num_users, options.spawn_rate
+    ramp_s = ((users or 1) - 1) / (rate or 1)  # the first user comes at once
+    if run_s and ramp_s > _LONG_RAMP * run_s and load.arrivals is None and not load.stages:
+        yield f"the ramp-up takes {ramp_s:.0f} s of {run_s:.0f} s; a higher spawn rate (-r) shortens it"
+    if load.stages and load.arrivals is not None and "request_rate" in asked:
+        yield f"the stages are the rates; {asked['request_rate'].where} {asked['request_rate'].value} is not used"
+    if load.stages and load.arrivals is None and options.num_users not in (None, load.stages[0]):
+        yield f"the stages are the numbers of users; -u {options.num_users} is not used"
 
 
 def generator_limits(options: Any) -> Limits:  # noqa: ANN401 - an argparse namespace
@@ -189,7 +266,7 @@ def _target(streaming: list[type[StreamUser]], host: str | None) -> str:
     return str(hosts.pop()).rstrip("/")
 
 
-def _tags(options: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN401 - an argparse namespace
+def tags(options: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN401 - an argparse namespace
     """Return the parts to send and to leave out, from --tags, --exclude-tags and the field `parts` of the web form."""
     parts = [name.strip() for name in (options.parts or "").split(",") if name.strip()]
     return tuple(parts or options.tags or ()), tuple(options.exclude_tags or ())
@@ -213,7 +290,6 @@ def _remarks(
     streaming: list[type[StreamUser]],
     scenarios: dict[str, Scenario],
     target: Target,
-    options: Any,  # noqa: ANN401 - an argparse namespace
 ) -> list[str]:
     remarks = [
         f"the server has no {cls.endpoint} endpoint; user class {cls.__name__} was left out"
@@ -228,10 +304,6 @@ def _remarks(
         for part in loaded
         if part.skipped_prompts
     ]
-    run_time_s, users, rate = options.run_time, options.num_users, options.spawn_rate
-    ramp_s = ((users or 1) - 1) / (rate or 1)  # the first user comes at once
-    if run_time_s and ramp_s > _LONG_RAMP * run_time_s:
-        remarks.append(f"the ramp-up takes {ramp_s:.0f} s of {run_time_s:.0f} s; a higher spawn rate (-r) shortens it")
     return remarks
 
 

@@ -16,10 +16,11 @@ from typing import Any, NoReturn
 import gevent
 import gevent.event
 import locust
+import msgspec
 from locust import events
 from locust.env import Environment
 from locust.event import EventHook
-from locust.runners import MasterRunner, Runner, WorkerRunner
+from locust.runners import STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
 
 from vllm_locust import (
     __version__,
@@ -39,6 +40,7 @@ from vllm_locust.cluster import POLL_S, TICK_S
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
+from vllm_locust.load import Load
 from vllm_locust.master import Master
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
@@ -112,8 +114,13 @@ class Plugin:
         self._name = "run"
         self._users = 0
         """The most users that Locust was told to run."""
+        self._current_users: int | None = None
         self._reset = False
         """Whether --reset-stats has had its one reset of the run."""
+        self._stepping: gevent.Greenlet | None = None
+        """What changes the number of users from stage to stage."""
+        self._over = ""
+        """Why the run has ended by itself."""
         self._refusal: gevent.Greenlet | None = None
         """The stop of a run that was refused."""
         self._run: results.Run | None = None
@@ -126,6 +133,7 @@ class Plugin:
         plan.generator_limits(self._options)
         plan.request_log(self._options)
         plan.timeouts(self._options)
+        self._fill_in()
         results.check_writable(self._results)
         self._exporter = exporter.Exporter(self._snapshot)
         port = listener.port_of(self._options.prometheus_port)
@@ -175,6 +183,17 @@ class Plugin:
     def _plan(self) -> plan.Plan:
         return plan.make(self._environment.user_classes, self._options, self._environment.host, self._locustfile)
 
+    def _fill_in(self) -> None:
+        """Take from the scenario, or from the stages, what Locust wants to know and nobody has said."""
+        options, classes = self._options, self._environment.user_classes
+        asked = plan.given(classes, options, self._locustfile)
+        scenarios = plan.load_scenarios(classes, options, self._locustfile)
+        load = plan.load_of(classes, options, asked, scenarios, plan.tags(options))
+        options.run_time = options.run_time or plan.run_time_s(asked)
+        if load.stages and load.arrivals is None:
+            options.num_users = options.num_users or int(load.stages[0])
+            options.spawn_rate = options.spawn_rate or max(load.stages)
+
     # A run
 
     def _on_test_start(self) -> None:
@@ -183,6 +202,7 @@ class Plugin:
             self._refusal.join()  # else it would stop this run
         try:
             prepared = prepared or self._plan()
+            self._check_fleet(prepared)
         except InputError as error:
             self._master.refuse()
             logger.error("the run was refused: %s", error)
@@ -193,10 +213,54 @@ class Plugin:
             self._exporter.retire(self._master.recording)
         self._written.wait()  # the run before may still be writing
         self._run = self._saved = self._log = None
-        self._name, self._users, self._reset = self._options.name or "run", 0, False
+        self._name, self._users, self._reset, self._over = self._options.name or "run", 0, False, ""
+        self._current_users = None
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
         self._master.begin(prepared)
+        if prepared.settings.load.stages:
+            self._stepping = gevent.spawn(self._step_through, prepared.settings.load)
+
+    def _check_fleet(self, prepared: plan.Plan) -> None:
+        """Refuse what these workers cannot do."""
+        load, workers, users = prepared.settings.load, self._master.fleet, self._runner.target_user_count
+        if load.max_in_flight is not None and load.max_in_flight < workers:
+            raise InputError(f"--max-in-flight {load.max_in_flight} for {workers} workers: each needs one at least")
+        if load.requests is not None and load.arrivals is None and users < workers:
+            raise InputError(
+                f"--requests for {users} users on {workers} workers: each sends its share, and needs one: -u {workers}"
+            )
+
+    def _step_through(self, load: Load) -> None:
+        """Have Locust run the users of one stage after the other, and end the run after the last one."""
+        start_ns = self._master.run_start_ns
+        for number, users in enumerate(load.stages):
+            gevent.sleep(max(0.0, (start_ns + number * load.stage_ns - time.monotonic_ns()) / 1e9))
+            while load.arrivals is None and self._runner.state == STATE_SPAWNING:
+                gevent.sleep(POLL_S)
+            if load.arrivals is None and self._runner.target_user_count != users:
+                self._runner.start(int(users), max(load.stages))
+        gevent.sleep(max(0.0, (start_ns + (load.length_ns or 0) - time.monotonic_ns()) / 1e9))
+        self._end("the last stage is over")
+
+    def _end(self, why: str) -> None:
+        """End the run as Locust does at --run-time."""
+        if self._master.phase is not Phase.RUNNING or self._over:
+            return
+        self._over = why
+        logger.info("%s, the run ends", why)
+        if self._options.headless:
+            gevent.spawn(self._runner.quit)
+            return
+        gevent.spawn(self._stop_and_quit if self._options.autostart else self._runner.stop)
+
+    def _stop_and_quit(self) -> None:
+        self._runner.stop()
+        if self._options.autoquit != -1:
+            gevent.sleep(self._options.autoquit)
+            self._runner.quit()
+            if self._environment.web_ui is not None:
+                self._environment.web_ui.stop()
 
     def hurry(self) -> None:
         """Cut what still streams, at a second Ctrl-C."""
@@ -205,6 +269,8 @@ class Plugin:
     def _on_test_stopping(self) -> None:
         if self._master.phase not in (Phase.RUNNING, Phase.FINISHING):
             return  # a run that was refused: nothing may come between its stop and the next start
+        if self._stepping is not None and self._stepping is not gevent.getcurrent():
+            self._stepping.kill()
         self._master.finish(float(self._options.stop_timeout or 0))
         if not isinstance(self._runner, MasterRunner):
             self._environment.stop_timeout = 0.0
@@ -271,6 +337,9 @@ class Plugin:
 
     def _on_spawning_complete(self) -> None:
         """Obey --reset-stats; Locust fires at each rebalancing, and only the first time is the end of the ramp-up."""
+        streaming = {cls.__name__ for cls in plan.stream_classes(self._environment.user_classes)}
+        counts = self._runner.target_user_classes_count
+        self._master.spawned(sum(number for name, number in counts.items() if name in streaming))
         if self._environment.reset_stats and not self._reset:
             self._reset = True
             self._on_reset()
@@ -289,7 +358,10 @@ class Plugin:
         assert master.plan is not None and master.recording is not None  # noqa: S101, PT018 - the run is over
         prepared = master.plan
         run_s = ((master.stop_ns or 0) - master.run_start_ns) / 1e9
-        early = bool(self._immediate and given.run_time and run_s < given.run_time - 1)
+        load = prepared.settings.load
+        planned_s = load.length_ns / 1e9 if load.length_ns else given.run_time
+        short = load.requests is not None and not master.done
+        early = short or bool(self._immediate and planned_s and run_s < planned_s - 1 and not self._over)
         parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
         caches = {"cold" if part.cold else "natural" for part in parts.values()}
         return summary.Meta(
@@ -302,7 +374,7 @@ class Plugin:
             target=prepared.settings.target,
             model=prepared.settings.model,
             scenarios={cls: s.name for cls, s in prepared.scenarios.items()},
-            endpoints=prepared.endpoints,
+            endpoints=prepared.settings.endpoints,
             parts=list(prepared.parts),
             scenario_hash=prepared.hash,
             seed=prepared.settings.seed,
@@ -311,8 +383,9 @@ class Plugin:
             load={
                 "users": max(self._users, self._runner.target_user_count),
                 "spawn_rate": None if self._environment.shape_class else given.spawn_rate,
-                "run_time_s": given.run_time,
+                "run_time_s": None if load.stages else given.run_time,
                 "workers": len(master.members),
+                **_load_facts(load),
             },
             expected_workers=[member.name for member in master.members.values()],
             missing_workers=master.missing,
@@ -320,6 +393,7 @@ class Plugin:
             ended_early=early,
             remarks=[
                 *prepared.remarks,
+                *master.clock_remarks,
                 *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks),
                 *(master.log.remarks if master.log is not None else ()),
             ],
@@ -335,11 +409,19 @@ class Plugin:
                 continue
             ticks += 1
             if self._master.phase is Phase.RUNNING:
-                self._users = max(self._users, self._runner.target_user_count)
+                self._note_users(self._runner.target_user_count)
                 self._master.watch()
+                if self._master.done:
+                    self._end("all requests have ended")
             self._update_rows()
             if self._options.headless and ticks % _PROGRESS_S == 0:
                 print(self._progress_line(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
+
+    def _note_users(self, users: int) -> None:
+        if self._current_users not in (None, users):
+            self._master.mark(f"users {self._current_users} → {users}")
+        self._current_users = users
+        self._users = max(self._users, users)
 
     def _update_rows(self) -> None:
         if self._master.recording is not None:
@@ -361,6 +443,24 @@ class Plugin:
             live_workers=master.live_workers,
             limits=master.plan.generator_limits if master.plan else DEFAULTS,
         )
+
+
+def _load_facts(load: Load) -> dict[str, Any]:
+    """Return what was asked for beyond users, what was not asked left out."""
+    arrivals = load.arrivals
+    facts: dict[str, Any] = {}
+    if arrivals is not None:
+        facts["arrivals"] = arrivals.process
+        if arrivals.process == "gamma":
+            facts["burstiness"] = arrivals.burstiness
+        if len(arrivals.profile) == 1:
+            facts["request_rate"] = arrivals.profile[0].rate_per_s
+        elif arrivals.profile and not load.stages:
+            facts["profile"] = msgspec.to_builtins(arrivals.profile)
+    facts |= {"max_in_flight": load.max_in_flight, "requests": load.requests, "retry_failed": load.retries or None}
+    if load.stages:
+        facts |= {"stages": list(load.stages), "stage_s": load.stage_ns / 1e9}
+    return {name: value for name, value in facts.items() if value is not None}
 
 
 events.init_command_line_parser.add_listener(options.add_options)

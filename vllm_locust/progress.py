@@ -49,7 +49,8 @@ def line(recording: Recording, age_ns: int, live_workers: Sequence[str]) -> str:
     if not closed:
         return text
     window = total(recording.window(closed - 1).values())
-    rate = format_rate(window.counters.get("tokens_received", 0) * NS_PER_S / recording.window_ns)
+    since_ns, until_ns = recording.bounds_ns(closed - 1)
+    rate = format_rate(window.counters.get("tokens_received", 0) * NS_PER_S / (until_ns - since_ns))
     return (
         f"{text}; last window: TTFT p95 {_percentile(window, 'ttft', 0.95)}, "
         f"ITL p99 {_percentile(window, 'itl', 0.99)}, {rate} tok/s"

@@ -11,7 +11,7 @@ A reset starts a new recorder; timelines that began under the old one end there,
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from vllm_locust import tally
 from vllm_locust.cell import Cell, Key
+from vllm_locust.grid import Grid
 from vllm_locust.harvest import Harvest, count_reads
 from vllm_locust.recording import Failure, Report
 from vllm_locust.slowest import Slowest
@@ -63,7 +64,7 @@ class Recorder:
         self.itl_wanted = False
         """Whether somebody listens to `events.itl`, so that the gaps of a request have to be kept together."""
         self._gaps_ns: list[npt.NDArray[np.int64]] = []
-        self._windows = Windows(start_ns, window_ns)
+        self._windows = Windows(start_ns, Grid(window_ns))
         self._live: dict[Timeline, _Progress] = {}
         self._ended: list[tuple[Timeline, _Progress]] = []
         self._failures: dict[tuple[str, str, str, int], Failure] = {}
@@ -117,6 +118,14 @@ class Recorder:
         """Count an error of ours, which has been logged."""
         self._windows.at(self._clock()).gauges.plugin_errors += 1
 
+    def offer(self, key: Key, due_ns: int) -> None:
+        """An arrival is due."""
+        self._windows.cell(key, due_ns).count("scheduled")
+
+    def drop(self, key: Key) -> None:
+        """An arrival was due and will not be sent."""
+        self._windows.cell(key, self._clock()).count("dropped")
+
     # Windows
 
     def stop(self, now_ns: int, windows: int) -> None:
@@ -127,6 +136,15 @@ class Recorder:
         """
         self._flight(now_ns, 0)
         self._windows.stop(now_ns, windows)
+
+    @property
+    def grid(self) -> Grid:
+        """Where windows begin and end."""
+        return self._windows.grid
+
+    def move(self, boundaries_ns: Iterable[int]) -> None:
+        """Let windows end early at other instants since the start."""
+        self._windows.grid = self._windows.grid.moved(boundaries_ns)
 
     # Harvest
 
@@ -213,9 +231,10 @@ class Recorder:
             self._windows.cell(progress.key, sent_ns).histogram("connect").add(timeline.connect_ns)
         if timeline.first_ns is not None and not progress.first:
             progress.first = True
-            self._windows.cell(progress.key, timeline.first_ns).histogram("ttft").add(
-                timeline.first_ns - (sent_ns or 0)
-            )
+            cell = self._windows.cell(progress.key, timeline.first_ns)
+            cell.histogram("ttft").add(timeline.first_ns - (sent_ns or 0))
+            if timeline.scheduled_ns is not None:
+                cell.histogram("ttft_scheduled").add(max(0, timeline.first_ns - timeline.scheduled_ns))
 
     def _file(self, key: Key, harvest: Harvest) -> None:
         """File the token events and gaps of one key under the windows of their (later) event."""

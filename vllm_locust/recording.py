@@ -22,6 +22,7 @@ import msgspec
 
 from vllm_locust import slowest
 from vllm_locust.cell import Cell, Cells, Key, merge_cells
+from vllm_locust.grid import Grid
 from vllm_locust.histogram import Histogram, Planes
 from vllm_locust.slowest import Lists, Slow
 
@@ -127,6 +128,14 @@ class Report(msgspec.Struct, kw_only=True):
     failures: list[Failure]
     slowest: list[Slow] = []
     """Those that no acknowledged report has carried."""
+    steady_ns: int = 0
+    """When the warm-up ends, as far as the worker knows, since the start of the run."""
+    answered_users: int = 0
+    """How many users have finished a request in this run."""
+    taken: dict[str, int] = {}
+    """How many requests of each user class have been taken, for whoever inherits the worker's rank."""
+    done: bool = False
+    """Whether everything that it had to send has been sent and has ended."""
 
 
 _REPORT_DECODER = msgspec.msgpack.Decoder(Report)
@@ -198,9 +207,11 @@ class Recording:
     def __init__(self, run: str, epoch: int, window_ns: int) -> None:
         self.run = run
         self.epoch = epoch
-        self.window_ns = window_ns
+        self.grid = Grid(window_ns)
+        self.steady_ns = 0
+        """When the warm-up ends, 0 where there is none."""
         self.length_ns: int | None = None
-        """How long the run lasted, once that is known."""
+        """How long the run lasted, warm-up included, once that is known."""
         self.gauges: dict[tuple[str, int], Gauges] = {}
         self.failures: dict[tuple[str, str, str, int], Failure] = {}
         self.slowest: Lists = {}
@@ -247,6 +258,11 @@ class Recording:
             self._seqs[place] = state.seq
 
     @property
+    def window_ns(self) -> int:
+        """Length of a window that no boundary ends early."""
+        return self.grid.window_ns
+
+    @property
     def totals(self) -> Cells:
         """Everything so far, added up anew."""
         return self.totals_of()
@@ -267,13 +283,28 @@ class Recording:
     def window_count(self) -> int:
         """How many windows the run has so far; once it has been stopped, what came later is in one more behind them."""
         if self.length_ns is not None:
-            return windows_of(self.length_ns, self.window_ns)
+            return self.grid.count(self.length_ns)
         return 1 + max((index for _, index in self.gauges), default=-1)
 
+    @property
+    def since_ns(self) -> int:
+        """When what the run is judged by begins: at the end of the warm-up, if it came to that."""
+        return self.steady_ns if self.length_ns is None or self.steady_ns < self.length_ns else 0
+
+    @property
+    def steady_windows(self) -> range:
+        """Numbers of the windows from then on to the stop."""
+        return range(self.grid.index(self.since_ns), self.window_count)
+
+    def bounds_ns(self, index: int) -> tuple[int, int]:
+        """Return when a window of the run begins and ends; the stop ends the last one early."""
+        since_ns, until_ns = self.grid.bounds(index)
+        return since_ns, until_ns if self.length_ns is None else min(until_ns, self.length_ns)
+
     def within(self) -> Cells:
-        """Return the cells of the run's own windows: what came after its stop counts in totals, not in rates."""
+        """Return the cells of the steady windows: what came before or after counts in totals, not in rates."""
         cells: Cells = {}
-        for index in range(self.window_count):
+        for index in self.steady_windows:
             merge_cells(cells, self.window(index))
         return cells
 
@@ -297,6 +328,8 @@ class Recording:
             "run": self.run,
             "epoch": self.epoch,
             "window_ns": self.window_ns,
+            "boundaries_ns": list(self.grid.boundaries_ns),
+            "steady_ns": self.steady_ns,
             "length_ns": self.length_ns,
             "windows": [
                 {"index": index, "cells": msgspec.to_builtins(to_wire(self.window(index)))}
@@ -309,16 +342,13 @@ class Recording:
         }
 
 
-def windows_of(length_ns: int, window_ns: int) -> int:
-    """Return how many windows a length has, a partial last one included."""
-    return -(-length_ns // window_ns)
-
-
 def load(saved: dict[str, Any]) -> Recording:
     """Make a recording again from what `Recording.save` returned; raises `ValueError` where it is another format."""
     if saved.get("format") != FORMAT:
         raise ValueError(f"recording of format {saved.get('format')!r}, this is format {FORMAT}")
     recording = Recording(saved["run"], saved["epoch"], saved["window_ns"])
+    recording.grid = recording.grid.moved(saved.get("boundaries_ns", ()))
+    recording.steady_ns = saved.get("steady_ns", 0)
     recording.length_ns = saved["length_ns"]
     for window in saved["windows"]:
         cells = from_wire(msgspec.convert(window["cells"], list[WireCell]))

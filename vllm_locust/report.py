@@ -25,7 +25,7 @@ _ABSENT = "–"
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
 _LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
-_OPTIONAL = ("itl_token", "queue", "connect", "ttfc", "cached_tokens")
+_OPTIONAL = ("itl_token", "queue", "ttft_scheduled", "e2el_scheduled", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
 _IN_SECONDS = ("e2el",)
 """Metrics that are shown in seconds, all others in milliseconds."""

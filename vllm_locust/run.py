@@ -4,8 +4,8 @@ Locust dispatches users; whether a request starts is decided here. The master ma
 is in it is all that a worker knows: settings, scenarios and prompts come from the master, never from the worker's own
 files.
 
-Rank w of n takes the requests i = w, w + n, … of each user class; whoever is free takes the next. A worker that joins
-later draws from an index space of its own, so that no request is ever sent twice.
+Phase and stage of a request are fixed here, when it is sent. The warm-up has an end that everyone knows from the start;
+the master may move it forward.
 """
 
 import secrets
@@ -15,11 +15,10 @@ from enum import StrEnum
 import msgspec
 
 from vllm_locust.api import Counting
+from vllm_locust.load import STEADY, WARMUP, Load
 from vllm_locust.scenario import Scenario
 from vllm_locust.timeouts import Timeouts
-
-_LATE_SPACE = 2**40
-"""First index of the space of a worker that joined later; the next one's begins twice as far, and so on."""
+from vllm_locust.work import Work
 
 
 class Phase(StrEnum):
@@ -43,6 +42,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ca_pem: str | None = None
     """Certificates of the server's authority, where it is not a public one."""
     timeouts: Timeouts = Timeouts()
+    load: Load = Load()
+    endpoints: dict[str, str] = {}
+    """`chat` or `completions` by user class."""
     counting: Counting = Counting()
     window_ns: int = 10_000_000_000
     stop_timeout_s: float = 60.0
@@ -73,10 +75,17 @@ class Start(msgspec.Struct, frozen=True, kw_only=True):
     """How old the run is; the same unless statistics were reset."""
     worker: str
     """What the master calls this worker."""
-    rank: int
+    rank: int | None
+    """Absent where this worker only stands by: it joined late, and there is nothing that others do not send."""
     ranks: int
     late: int = 0
-    """0 for those who were there at the start; the k-th that joined later draws from the k-th space of its own."""
+    """Number of an index space of its own, for a worker that joined late and has no rank; else 0."""
+    taken: dict[str, int] = {}
+    """How many requests of each user class the predecessor of this rank had taken."""
+    since_ns: int = 0
+    """From when on this worker sends the arrivals of its rank, since the start of the run."""
+    steady_ns: int = 0
+    """When the warm-up ends, as far as that is known, since the start of the run."""
     settings: Settings
     scenario_hash: str
     scenarios: bytes | None
@@ -115,7 +124,9 @@ class Run:
     start: Start | None = None
     scenarios: dict[str, Scenario] = field(default_factory=dict)
     """What each user class sends, after tags."""
-    _taken: dict[str, int] = field(default_factory=dict)
+    work: Work | None = None
+    """What there is to send, absent where this process stands by."""
+    steady_ns: int = 0
 
     @property
     def open(self) -> bool:
@@ -126,15 +137,25 @@ class Run:
         """Open the gate."""
         settings = start.settings
         self.scenarios = {n: s.only(settings.tags, settings.exclude_tags) for n, s in scenarios.items()}
-        self.start = start
-        self._taken = {}
+        self.steady_ns = start.steady_ns
+        self.inherit(start)
         self.phase = Phase.RUNNING
 
-    def next_index(self, user_class: str) -> int:
-        """Take the next request of a user class."""
+    def inherit(self, start: Start) -> None:
+        """Take the rank that a start names; nothing is to be sent without one."""
+        self.start, load = start, start.settings.load
+        self.work = None
+        if start.rank is not None or start.late:
+            self.work = Work(
+                start.rank or 0,
+                start.ranks,
+                late=start.late,
+                amounts=load.amounts(start.settings.seed),
+                retries=load.retries,
+                taken=start.taken,
+            )
+
+    def place(self, at_ns: int) -> tuple[str, int]:
+        """Return phase and stage of a request that is sent at an instant since the start of the run."""
         assert self.start is not None  # noqa: S101 - the gate is open
-        taken = self._taken.get(user_class, 0)
-        self._taken[user_class] = taken + 1
-        if self.start.late:
-            return _LATE_SPACE * self.start.late + taken
-        return self.start.rank + taken * self.start.ranks
+        return WARMUP if at_ns < self.steady_ns else STEADY, self.start.settings.load.stage(at_ns)

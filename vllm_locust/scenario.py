@@ -29,6 +29,7 @@ from vllm_locust.quantity import format_list
 _PACKAGED = (Path(__file__).parent / "scenarios", Path(__file__).parent.parent / "scenarios")
 """Where the packaged scenarios are: in the wheel, and in a checkout."""
 _LARGEST_BLOCK = 100_000
+_ORDERS = ("weighted", "once")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +56,35 @@ class Scenario:
 
     name: str
     parts: tuple[Part, ...]
+    once: bool = False
+    """Whether each prompt is sent once, in a seeded order of all of them, and then no more; weights do not count."""
+
+    @property
+    def prompts(self) -> int:
+        """How many there are."""
+        return sum(len(part.prompts) for part in self.parts)
 
     def only(self, tags: Iterable[str] | None, exclude: Iterable[str] | None) -> "Scenario":
         """Return the scenario with those parts alone that are named, and not excluded; None names all."""
         wanted, unwanted = None if not tags else set(tags), set(exclude or ())
         kept = tuple(p for p in self.parts if (wanted is None or p.name in wanted) and p.name not in unwanted)
         return replace(self, parts=kept)
+
+
+class Given(NamedTuple):
+    """A value of the user, and the option or the key of a file that it was given by."""
+
+    where: str
+    value: Any
+    folder: Path | None = None
+    """What paths are relative to."""
+
+
+LOAD_KEYS = (
+    *("request_rate", "arrivals", "burstiness", "trace", "trace_speed", "max_in_flight"),
+    *("requests", "retry_failed", "warmup", "stages", "stage_time", "run_time"),
+)
+"""What `[load]` of a scenario may hold; each is also an option."""
 
 
 class Pick(NamedTuple):
@@ -73,10 +97,12 @@ class Pick(NamedTuple):
 
 def pick(scenario: Scenario, seed: int, user_class: str, index: int) -> Pick:
     """Return what request `index` of a user class sends; a pure function of its arguments."""
+    if scenario.once:
+        return _pick_once(scenario, seed, user_class, index)
     pattern_size = sum(part.weight for part in scenario.parts)
     block, position = divmod(index, pattern_size)
     weights = tuple(part.weight for part in scenario.parts)
-    number, earlier = _pattern(seed, user_class, block, weights)[position]
+    number, earlier = pattern(seed, user_class, block, weights)[position]
     part = scenario.parts[number]
     count = len(part.prompts)
     cycle, place = divmod(block * part.weight + earlier, count)
@@ -84,17 +110,27 @@ def pick(scenario: Scenario, seed: int, user_class: str, index: int) -> Pick:
     return Pick(part, prompt, prompt.output_tokens or part.output_tokens)
 
 
+def _pick_once(scenario: Scenario, seed: int, user_class: str, index: int) -> Pick:
+    number = _permutation(f"{seed}|{user_class}||once", scenario.prompts)[index]
+    for part in scenario.parts:
+        if number < len(part.prompts):
+            prompt = part.prompts[number]
+            return Pick(part, prompt, prompt.output_tokens or part.output_tokens)
+        number -= len(part.prompts)
+    raise IndexError(index)
+
+
 @lru_cache(maxsize=64)
-def _pattern(seed: int, user_class: str, block: int, weights: tuple[int, ...]) -> list[tuple[int, int]]:
+def pattern(seed: int, user_class: str, block: int, weights: tuple[int, ...]) -> list[tuple[int, int]]:
     """Return for each place of a block (part, how often that part came earlier in the block)."""
     order = [number for number, weight in enumerate(weights) for _ in range(weight)]
     _seeded(f"{seed}|{user_class}|{block}").shuffle(order)
     seen = [0] * len(weights)
-    pattern = []
+    places = []
     for number in order:
-        pattern.append((number, seen[number]))
+        places.append((number, seen[number]))
         seen[number] += 1
-    return pattern
+    return places
 
 
 @lru_cache(maxsize=256)
@@ -109,9 +145,10 @@ def _seeded(key: str) -> random.Random:
     return random.Random(int.from_bytes(hashlib.blake2b(key.encode(), digest_size=16).digest()))  # noqa: S311 - no secret
 
 
-def nonce(run: str, user_class: str, index: int) -> str:
+def nonce(run: str, user_class: str, index: int, attempt: int = 0) -> str:
     """Return what starts a cold prompt: of constant length, never the same twice."""
-    digest = hashlib.blake2b(f"{run}|{user_class}|{index}".encode(), digest_size=8).hexdigest()
+    again = f"|{attempt}" if attempt else ""
+    digest = hashlib.blake2b(f"{run}|{user_class}|{index}{again}".encode(), digest_size=8).hexdigest()
     return f"[{digest}] "
 
 
@@ -124,7 +161,17 @@ def load(name: str, *, relative_to: Path | None = None, skip_bad_prompts: bool =
     """Load a scenario: a packaged one by its name, else a path against the working directory, then `relative_to`."""
     path = _find(name, relative_to)
     parts = _load_file(path, (), skip_bad=skip_bad_prompts)
-    return Scenario(path.stem, _whole_weights(path, parts))
+    order = _Table(path, "", {"order": _read_toml(path).get("order", "weighted")}).take("order", _one_of(*_ORDERS))
+    return Scenario(path.stem, _whole_weights(path, parts), once=order == "once")
+
+
+def load_keys(name: str, *, relative_to: Path | None = None) -> dict[str, Given]:
+    """Return what a scenario file says of load; a file that it includes has no say in it."""
+    path = _find(name, relative_to)
+    table = _Table(path, "load.", _read_toml(path).get("load", {}))
+    given = {key: Given(f"{path}: load.{key}", table.take(key, _plain), path.parent) for key in LOAD_KEYS}
+    table.close(*LOAD_KEYS)
+    return {key: value for key, value in given.items() if value.value is not None}
 
 
 def packaged() -> dict[str, Path]:
@@ -166,7 +213,9 @@ def _load_file(path: Path, including: tuple[Path, ...], *, skip_bad: bool) -> di
     _refuse_twice(path, parts.keys() & own.keys())
     parts |= own
     weights = table.take("weight", _weights) or {}
-    table.close("include", "cache", "weight", "part")
+    table.take("load", _table)
+    table.take("order", _one_of(*_ORDERS))
+    table.close("include", "cache", "weight", "part", "load", "order")
     unknown = weights.keys() - parts.keys()
     if unknown:
         raise InputError(f"{path}: weight.{min(unknown)}: no such part; there are {format_list(sorted(parts))}")
@@ -265,6 +314,12 @@ def _text(value: object) -> str:
 def _texts(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError('a list of files, like ["short.toml", "long.toml"]')
+    return value
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, dict):
+        raise ValueError("a number, a text or a list of numbers")
     return value
 
 

@@ -175,8 +175,9 @@ def _in_flight(recording: Recording, length_s: float | None) -> Summary:
     """Return the mean over the run, and the peak: the largest sum of the workers' peaks in a window."""
     peaks: Counter[int] = Counter()
     streams_ns = 0
+    steady = recording.steady_windows
     for (_, index), gauges in recording.gauges.items():
-        if index < recording.window_count:
+        if index in steady:
             peaks[index] += gauges.in_flight_peak
             streams_ns += gauges.in_flight_ns
     mean = _ratio(streams_ns / NS_PER_S, length_s)
@@ -286,12 +287,14 @@ def _is_failure(outcome: str) -> bool:
 
 
 def _length_s(recording: Recording) -> float | None:
-    """Return how long the run lasted; before that is fixed, how far the worker that came first has got."""
+    """Return how long the run lasted after its warm-up; before its end, how far the first worker has got."""
     if recording.length_ns is not None:
-        return recording.length_ns / NS_PER_S
+        return (recording.length_ns - recording.since_ns) / NS_PER_S
     spans: Counter[str] = Counter()
-    for (worker, _), gauges in recording.gauges.items():
-        spans[worker] += gauges.span_ns
+    steady = recording.steady_windows
+    for (worker, index), gauges in recording.gauges.items():
+        if index in steady:
+            spans[worker] += gauges.span_ns
     return max(spans.values(), default=0) / NS_PER_S or None
 
 

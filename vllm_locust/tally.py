@@ -118,6 +118,8 @@ def _count_ok(timeline: Timeline, cell: Cell) -> None:
     e2el_ns = timeline.e2el_ns
     if e2el_ns is not None:
         cell.histogram("e2el").add(e2el_ns)
+        if timeline.scheduled_ns is not None and timeline.sent_ns is not None:
+            cell.histogram("e2el_scheduled").add(max(0, e2el_ns + timeline.sent_ns - timeline.scheduled_ns))
     for tpot_ns in timeline.tpots_ns():
         cell.histogram("tpot").add(tpot_ns)
     cell.histogram("output_tokens").add(timeline.output_tokens)

@@ -12,6 +12,7 @@ an append.
 | `tpot` | `(token[last] - token[0]) / (N - 1)` of one choice | choice of an ok request with N > 1 |
 | `e2el` | `token[last] - sent` | ok request |
 | `queue` | `sent - scheduled` | open-loop request |
+| `ttft_scheduled`, `e2el_scheduled` | the same from `scheduled` | with their twins |
 | `connect` | time to open the connection | new connection |
 | `ttfc` | first content that is not reasoning `- sent` | request that had reasoning before content |
 | `itl_token` | a gap divided by the tokens that its event carried | gap, where events tell their tokens exactly |
@@ -64,6 +65,8 @@ METRICS = {
         Metric("e2el", Unit.SECONDS, "end-to-end latency, from sent to the last token"),
         Metric("itl_token", Unit.SECONDS, "gap divided by the tokens of its event"),
         Metric("queue", Unit.SECONDS, "client send delay: sent after scheduled"),
+        Metric("ttft_scheduled", Unit.SECONDS, "time to first token, from when the request was due"),
+        Metric("e2el_scheduled", Unit.SECONDS, "end-to-end latency, from when the request was due"),
         Metric("connect", Unit.SECONDS, "time to open a connection"),
         Metric("ttfc", Unit.SECONDS, "time to first content after reasoning"),
         Metric("input_tokens", Unit.TOKENS, "tokens of the prompt, from usage"),

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from vllm_locust.cell import Cell, Cells, Key
+from vllm_locust.grid import Grid
 from vllm_locust.recording import Gauges, WindowState, to_wire
 
 
@@ -28,11 +29,11 @@ class Window:
 
 
 class Windows:
-    """Windows of equal length from an instant on; those that are sealed and acknowledged are forgotten."""
+    """The windows of a grid from an instant on; those that are sealed and acknowledged are forgotten."""
 
-    def __init__(self, start_ns: int, length_ns: int) -> None:
+    def __init__(self, start_ns: int, grid: Grid) -> None:
         self._start_ns = start_ns
-        self._length_ns = length_ns
+        self.grid = grid
         self._windows: dict[int, Window] = {0: Window()}
         self._oldest = 0
         self._stop_ns: int | None = None
@@ -44,7 +45,7 @@ class Windows:
 
     def index(self, at_ns: int) -> int:
         """Return the number of the window that an instant belongs to."""
-        index = max(0, at_ns - self._start_ns) // self._length_ns
+        index = self.grid.index(at_ns - self._start_ns)
         if self._stop_ns is None or self._of_run is None:
             return index
         return min(index, self._of_run) if at_ns < self._stop_ns else self._of_run
@@ -65,9 +66,9 @@ class Windows:
         """Split a stretch of time at the ends of windows; yields the gauges and the length of each piece."""
         while since_ns < until_ns:
             index = self.index(since_ns)
-            end_ns = min(until_ns, self._start_ns + (index + 1) * self._length_ns)
-            if index == self._of_run:
-                end_ns = until_ns
+            end_ns = until_ns
+            if index != self._of_run:
+                end_ns = min(until_ns, self._start_ns + self.grid.bounds(index)[1])
             yield self._of(index).gauges, end_ns - since_ns
             since_ns = end_ns
 
@@ -76,7 +77,7 @@ class Windows:
     ) -> list[tuple[Window, npt.NDArray[np.int64]]]:
         """Split values (the times themselves, unless given) by the window of their times."""
         values = times if values is None else values
-        indices = np.maximum(times - self._start_ns, 0) // self._length_ns
+        indices = self.grid.indices(times - self._start_ns)
         if self._stop_ns is not None and self._of_run is not None:
             indices = np.where(times < self._stop_ns, np.minimum(indices, self._of_run), self._of_run)
         late = int(np.count_nonzero(indices < self._oldest))

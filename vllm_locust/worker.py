@@ -12,12 +12,27 @@ from locust.env import Environment
 from locust.runners import Runner, WorkerRunner
 
 from vllm_locust import __version__
-from vllm_locust.cluster import ACK, FINISH, HELLO, LOG, POLL_S, REFUSED, REPORT, RESET, ROWS, START, TICK_S
+from vllm_locust.cluster import (
+    ACK,
+    FINISH,
+    HELLO,
+    LOG,
+    POLL_S,
+    REFUSED,
+    REPORT,
+    RESET,
+    ROWS,
+    START,
+    STATE,
+    STEADY,
+    TICK_S,
+)
 from vllm_locust.generator import Generator
 from vllm_locust.origin import tls_context
 from vllm_locust.plan import stream_classes
-from vllm_locust.recording import encode_report, windows_of
+from vllm_locust.recording import encode_report
 from vllm_locust.run import Finish, Phase, Start
+from vllm_locust.users import arrive
 
 logger = logging.getLogger(__name__)
 
@@ -40,6 +55,7 @@ class Worker:
         self._asked_s = 0.0
         """When the master last wanted something of the log, 0 where it has not yet."""
         runner.register_message(START, self._on_start)
+        runner.register_message(STEADY, self._on_steady)
         runner.register_message(RESET, self._on_reset)
         runner.register_message(ACK, self._on_ack)
         # Concurrent: it waits for streams, and the messages behind it must not.
@@ -53,6 +69,8 @@ class Worker:
         start = msgspec.msgpack.decode(msg.data, type=Start)
         known = self._generator.run.start
         if known is not None and known.run == start.run:
+            if self._generator.run.work is None and start.rank is not None and self._generator.run.open:
+                self._generator.inherit(start)
             return
         if start.version != __version__:
             logger.error("the master runs vllm-locust %s, this worker %s; install the same", start.version, __version__)
@@ -64,7 +82,7 @@ class Worker:
             user_class.ssl_context_factory = staticmethod(
                 partial(tls_context, insecure=start.settings.insecure, ca_pem=start.settings.ca_pem)
             )
-        self._generator.begin(start)
+        self._generator.begin(start, partial(arrive, self._environment), self._tell_state)
         self._unacknowledged, self._asked_s = 0, 0.0
         self._send(encode_report(self._generator.report()))  # tells the master that we take part
         recorder = self._generator.recorder
@@ -72,6 +90,18 @@ class Worker:
             recorder.itl_wanted = bool(self._environment.events.itl._handlers)  # type: ignore[attr-defined] # noqa: SLF001 - it has no public count
         if self._ticker is None:
             self._ticker = gevent.spawn(self._tick_for_ever)
+
+    def _on_steady(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
+        start = self._generator.run.start
+        if start is not None and start.run == msg.data["run"]:
+            self._generator.move(msg.data["at_ns"])
+
+    def _tell_state(self) -> None:
+        """Tell the master at once what may end the warm-up, or the run."""
+        generator = self._generator
+        start, users, done = generator.run.start, generator.answered_users, generator.done
+        if start is not None and (done or users >= self._runner.user_count):
+            self._runner.send_message(STATE, {"run": start.run, "answered_users": users, "done": done})
 
     def _on_reset(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         start = self._generator.run.start
@@ -132,7 +162,7 @@ class Worker:
     def _send(self, report: bytes, *, last: bool = False) -> None:
         """Send a report; `last` says that no other one of its epoch will tell more."""
         self._unacknowledged += 1
-        self._runner.send_message(REPORT, {"report": report, "last": last})
+        self._runner.send_message(REPORT, {"report": report, "last": last, "wall_s": time.time()})
 
     def finish(self, finish: Finish) -> None:
         """Close the gate, let streams run out or cut them, send the final state."""
@@ -149,7 +179,7 @@ class Worker:
         self._wait(lambda: run.phase is not Phase.RUNNING, _LINGER_S / 4)
         recorder, start = self._generator.recorder, run.start
         if run.phase is Phase.RUNNING and recorder is not None and start is not None:
-            windows = windows_of(time.monotonic_ns() - recorder.start_ns, start.settings.window_ns)
+            windows = recorder.grid.count(time.monotonic_ns() - recorder.start_ns)
             self.finish(Finish(run=start.run, windows=windows, stop_timeout_s=start.settings.stop_timeout_s))
         while run.phase is Phase.FINISHING:
             gevent.sleep(POLL_S)

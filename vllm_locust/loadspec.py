@@ -1,0 +1,193 @@
+"""What the user asks of a run, on the command line, in a form or in a scenario's `[load]` → a `Load`, or an error.
+
+Each value is a text, whoever gave it; an error names the option or the key.
+"""
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from vllm_locust.arrivals import PROCESSES, Arrivals, Segment, read_trace
+from vllm_locust.errors import InputError
+from vllm_locust.load import Load
+from vllm_locust.quantity import NS_PER_S, duration_s, format_duration, format_list
+from vllm_locust.scenario import Given
+
+_LONGEST_WARMUP_S = 30.0
+_WARMUP_SHARE = 0.1
+"""How long a warm-up is at most unless it is set, and which share of the run."""
+_HOLD = re.compile(r"([0-9.,]+)(?: */ *s)?(?: +for +(.+))?")
+_RAMP = re.compile(r"to +([0-9.,]+)(?: */ *s)? +over +(.+)")
+_RATES = "a rate per second like 20, or stretches like 5 for 60s, to 50 over 2m, 50"
+
+
+def parse(
+    given: Mapping[str, Given],
+    *,
+    seed: int,
+    weights: dict[str, int],
+    once: int | None,
+    run_time_s: float | None,
+) -> Load:
+    """Make sense of all that was given; `once` is the number of prompts where each is to be sent once.
+
+    Raises `InputError` for what makes no sense, or not together.
+    """
+    arrivals = _arrivals(given, seed)
+    stages, stage_s = _stages(given)
+    if arrivals is not None and stages:
+        profile = tuple(Segment(rate, round(stage_s * NS_PER_S)) for rate in stages)
+        arrivals = msgspec.structs.replace(arrivals, profile=profile)
+    requests = _whole(given, "requests", least=1)
+    if once is not None:
+        _exclude(given, "requests", 'order = "once" sends each prompt once, whatever their number')
+        requests = once
+    retries = _whole(given, "retry_failed", least=0) or 0
+    if retries and (requests is None or arrivals is not None):
+        where = given["retry_failed"].where
+        raise InputError(f"{where} asks again at the end of a fixed number of requests: add --requests, and no rate")
+    most = _whole(given, "max_in_flight", least=1)
+    if most is not None and arrivals is None:
+        raise InputError(
+            f"{given['max_in_flight'].where} is for a request rate; without one, users are the cap: -u {most} -r {most}"
+        )
+    length_s = len(stages) * stage_s if stages else run_time_s
+    warmup_s = _warmup_s(given, length_s, fixed=requests is not None)
+    return Load(
+        arrivals=arrivals,
+        max_in_flight=most,
+        weights=_smallest(weights),
+        requests=requests,
+        retries=retries,
+        warmup_ns=round(warmup_s * NS_PER_S),
+        until_answered=arrivals is None and not _has(given, "warmup"),
+        stages=stages,
+        stage_ns=round(stage_s * NS_PER_S),
+    )
+
+
+def _has(given: Mapping[str, Given], key: str) -> bool:
+    return key in given and given[key].value not in (None, "")
+
+
+def _exclude(given: Mapping[str, Given], key: str, why: str) -> None:
+    if _has(given, key):
+        raise InputError(f"{given[key].where} is {given[key].value}, but {why}; leave one of them out")
+
+
+def _arrivals(given: Mapping[str, Given], seed: int) -> Arrivals | None:
+    """Return when requests leave, None in a closed loop."""
+    traced, rated = _has(given, "trace"), _has(given, "request_rate")
+    process = str(given["arrivals"].value) if _has(given, "arrivals") else ""
+    if process and process not in PROCESSES:
+        raise InputError(f"{given['arrivals'].where} is {process!r}, expected {format_list(PROCESSES)}")
+    burstiness = _number(
+        given, "burstiness", lambda value: value > 0, "a number above 0; 1 is Poisson, below 1 burstier"
+    )
+    speed = _number(given, "trace_speed", lambda value: value > 0, "a number above 0, like 2 for twice as fast")
+    if traced:
+        _exclude(given, "request_rate", "a trace says itself when requests leave")
+        if process not in ("", "trace"):
+            raise InputError(f"{given['arrivals'].where} is {process!r}, but there is a trace; leave one of them out")
+        path = Path(given["trace"].value)
+        return Arrivals(process="trace", trace_ns=read_trace((given["trace"].folder or Path()) / path, speed or 1.0))
+    if process == "trace":
+        raise InputError(f"{given['arrivals'].where} is 'trace': name its file by --trace")
+    if speed is not None:
+        raise InputError(f"{given['trace_speed'].where} is for a trace; name its file by --trace")
+    if not rated:
+        if process or burstiness is not None:
+            where = given["arrivals" if process else "burstiness"].where
+            raise InputError(f"{where} is for a request rate; add one, like --request-rate 20")
+        return None
+    if burstiness is not None and process not in ("", "gamma"):
+        raise InputError(f"{given['burstiness'].where} is for gamma arrivals, not for {process} ones")
+    process = process or ("poisson" if burstiness is None else "gamma")
+    return Arrivals(process=process, profile=_profile(given["request_rate"]), burstiness=burstiness or 1.0, seed=seed)
+
+
+def _profile(given: Given) -> tuple[Segment, ...]:
+    """Read `20`, or `5 for 60s, to 50 over 2m, 50`."""
+    segments = []
+    parts = [part.strip() for part in re.split(r",(?![0-9]{3}(?![0-9]))", str(given.value))]
+    for position, part in enumerate(parts):
+        ramp, hold = _RAMP.fullmatch(part), _HOLD.fullmatch(part)
+        rate_text, length_text = ramp.groups() if ramp else hold.groups() if hold else ("", None)
+        try:
+            rate = float(rate_text.replace(",", ""))
+        except ValueError:
+            raise InputError(f"{given.where} is {given.value!r}, expected {_RATES}") from None
+        if length_text is None and position + 1 < len(parts):
+            raise InputError(f"{given.where}: {part!r} has no end, though more follows; write {part} for 60s")
+        length_s = None if length_text is None else duration_s(length_text, where=given.where)
+        if length_s == 0 or not math.isfinite(rate):
+            raise InputError(f"{given.where} is {given.value!r}, expected {_RATES}")
+        segments.append(Segment(rate, None if length_s is None else round(length_s * NS_PER_S), ramp is not None))
+    if not any(segment.rate_per_s for segment in segments):
+        raise InputError(f"{given.where} is {given.value!r}, expected a rate above 0")
+    return tuple(segments)
+
+
+def _stages(given: Mapping[str, Given]) -> tuple[tuple[float, ...], float]:
+    """Return the stages and how long each takes."""
+    if not _has(given, "stages"):
+        if _has(given, "stage_time"):
+            raise InputError(f"{given['stage_time'].where} is for stages; add them, like --stages 8,16,32")
+        return (), 0.0
+    where, value, _ = given["stages"]
+    texts = value if isinstance(value, list) else str(value).split(",")
+    try:
+        stages = tuple(float(text) for text in texts)
+    except (TypeError, ValueError):
+        stages = ()
+    whole = _has(given, "request_rate") or all(stage.is_integer() for stage in stages)
+    if not stages or not whole or not all(0 < stage < math.inf for stage in stages):
+        raise InputError(f"{where} is {value!r}, expected numbers above 0 like 8,16,32: users, or rates with a rate")
+    stage_s = (
+        duration_s(given["stage_time"].value, where=given["stage_time"].where) if _has(given, "stage_time") else 60.0
+    )
+    if stage_s < 1:
+        raise InputError(f"{given['stage_time'].where} is {given['stage_time'].value}, expected at least 1s")
+    return stages, stage_s
+
+
+def _warmup_s(given: Mapping[str, Given], length_s: float | None, *, fixed: bool) -> float:
+    """Return how long the warm-up is at most; a fixed number of requests has none unless it is asked for."""
+    if not _has(given, "warmup"):
+        if fixed:
+            return 0.0
+        return _LONGEST_WARMUP_S if length_s is None else min(_LONGEST_WARMUP_S, _WARMUP_SHARE * length_s)
+    where, value, _ = given["warmup"]
+    warmup_s = duration_s(value, where=where)
+    if length_s is not None and warmup_s >= length_s:
+        raise InputError(f"{where} is {value}, and the run takes {format_duration(length_s)}: nothing would be left")
+    return warmup_s
+
+
+def _whole(given: Mapping[str, Given], key: str, *, least: int) -> int | None:
+    number = _number(
+        given, key, lambda value: value >= least and value.is_integer(), f"a whole number of at least {least}"
+    )
+    return None if number is None else int(number)
+
+
+def _number(given: Mapping[str, Given], key: str, fits: Callable[[float], bool], expected: str) -> float | None:
+    if not _has(given, key):
+        return None
+    where, value, _ = given[key]
+    try:
+        number = math.nan if isinstance(value, bool) else float(str(value).replace(",", ""))
+    except ValueError:
+        number = math.nan
+    if not math.isfinite(number) or not fits(number):
+        raise InputError(f"{where} is {value!r}, expected {expected}")
+    return number
+
+
+def _smallest(weights: dict[str, int]) -> dict[str, int]:
+    """Reduce weights, which set the length of the pattern."""
+    divisor = math.gcd(*weights.values()) or 1
+    return {name: weight // divisor for name, weight in weights.items() if weight}

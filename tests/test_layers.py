@@ -37,6 +37,8 @@ LAYERS = [
         "note",
         "pattern",
         "prompts",
+        "draws",
+        "arrivals",
     ),
     *(
         "scenario",
@@ -94,6 +96,8 @@ WITHOUT_GEVENT = [
         "sse",
         "api",
         "prompts",
+        "draws",
+        "arrivals",
         "scenario",
         "run",
     ),

@@ -38,6 +38,7 @@ LAYERS = [
         "note",
         "pattern",
         "prompts",
+        "draws",
         "arrivals",
     ),
     *(
@@ -100,6 +101,8 @@ WITHOUT_GEVENT = [
         "sse",
         "api",
         "prompts",
+        "draws",
+        "arrivals",
         "scenario",
         "run",
     ),

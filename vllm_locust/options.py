@@ -1,11 +1,32 @@
 """Our options in Locust's command line, in its web form where they make sense there, and as environment variables."""
 
+import argparse
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from vllm_locust.limit import SEPARATOR
 
 GROUP = "vllm-locust options"
 """Title of our options in Locust's help."""
 _STOP_TIMEOUT_S = 60
 """A stream that runs when the test ends may take as long as answers take; Locust's own default would cut it."""
+
+
+class _Gathered(argparse._AppendAction):  # noqa: SLF001 - what makes ConfigArgParse take a list from a file
+    """Gathers an option that is repeated in one text.
+
+    Locust's web form splits the values of a list at commas, which quantities have.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse's signature
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        gathered = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{gathered}{SEPARATOR} {values}" if gathered else values)
 
 
 def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
@@ -51,6 +72,13 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--total-timeout", default="none", help=f"{what}; default: none")
     option("--finish-timeout", default="10s", help="How long to wait for workers after --stop-timeout; default: 10s")
     option("--prometheus-port", default="9646", metavar="PORT", help="Port of the metrics, 0 for none; default: 9646")
+    _add_limits(option)
+    option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
+    parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)
+
+
+def _add_limits(option: Callable[..., None]) -> None:
+    """Add what a run is judged by: the generator first."""
     what = "Most that 1 percent of the token times may be uncertain by, of the median gap"
     option("--max-uncertainty", metavar="SHARE", help=f"{what}; default: 5%%")
     what = "Most of a core that a worker may use in any window"
@@ -59,5 +87,7 @@ def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parse
     option("--max-core-wait", metavar="SHARE", help=f"{what}; default: 20%%")
     what = "Most of the time that a worker's event loop may stall"
     option("--max-stalled", metavar="SHARE", help=f"{what}; default: 1%%")
-    option("--full", default=False, action="store_true", help="End with the long report: a table for each metric")
-    parser.set_defaults(stop_timeout=_STOP_TIMEOUT_S)
+    what = 'What the run has to meet, like "short: ttft p95 < 300ms"; repeatable'
+    option("--limit", form=True, action=_Gathered, metavar="LIMIT", help=f"{what}, or several separated by ;")
+    what = 'What a good request has to meet, like "ttft < 300ms, tpot < 50ms", of a part like "long: ttft < 2s"'
+    option("--goodput", action=_Gathered, metavar="LIMITS", help=f"{what}; repeatable")

@@ -15,6 +15,7 @@ from vllm_locust.quantity import (
     format_milliseconds,
     format_rate,
     format_share,
+    number,
     share,
 )
 
@@ -36,6 +37,7 @@ DASH = "\N{EN DASH}"
         ("40ns", 40e-9),
         ("1,200 s", 1200),
         ("1,234,567", 1_234_567),
+        ("1,200.5 s", 1200.5),
         ("0", 0),
         (0, 0),
         (2.5, 2.5),
@@ -47,7 +49,24 @@ def test_a_duration_is_read_as_people_write_it(text: str | float, seconds: float
 
 @pytest.mark.parametrize(
     "text",
-    ["", " ", "x", "5 parsecs", "-3s", "1m30", "30 1m", "1..2s", "s", "5ms!", "nan", "inf", "1,2 s", ",5s", "1e3"],
+    [
+        "",
+        " ",
+        "x",
+        "5 parsecs",
+        "-3s",
+        "1m30",
+        "30 1m",
+        "1..2s",
+        "s",
+        "5ms!",
+        "nan",
+        "inf",
+        "1,2 s",
+        ",5s",
+        "1e3",
+        "9" * 400,
+    ],
 )
 def test_what_is_no_duration_is_refused_with_the_key_and_an_example(text: str) -> None:
     with pytest.raises(InputError) as refused:
@@ -152,3 +171,18 @@ def test_shares_are_parsed_with_and_without_percent(text: str | float, value: fl
 def test_what_is_no_share_is_refused_with_its_place(text: str) -> None:
     with pytest.raises(InputError, match=r"--max-stalled: .* is not a share; write it like 5% or 0.05"):
         share(text, where="--max-stalled")
+
+
+def test_a_share_in_percent_is_that_of_the_counts() -> None:
+    assert [share(f"{n / 10}%") for n in range(1000)] == [n / 1000 for n in range(1000)]
+
+
+@pytest.mark.parametrize(("text", "value"), [("8,000", 8000), ("0.5", 0.5), (" 1,234.5 ", 1234.5), ("12", 12)])
+def test_numbers_are_parsed_with_and_without_commas(text: str, value: float) -> None:
+    assert number(text) == value
+
+
+@pytest.mark.parametrize("text", ["", "five", "-1", "1,2", "1e3", "nan", "inf", "5 %", "9" * 400])
+def test_what_is_no_number_is_refused_with_its_place(text: str) -> None:
+    with pytest.raises(InputError, match=r"^--limit: .* is not a number; write it like 8,000 or 0\.5"):
+        number(text, where="--limit")

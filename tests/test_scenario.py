@@ -17,6 +17,7 @@ from vllm_locust.errors import InputError
 from vllm_locust.prompts import Prompt
 from vllm_locust.scenario import Part, Pick, Scenario, digest, load, nonce, packaged, pick
 
+A = '[part.a]\nprompts = "p.jsonl"\n'
 in_tmp_path = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
@@ -126,6 +127,18 @@ def test_prompts_are_cold_unless_the_file_says_otherwise(tmp_path: Path) -> None
             ["weight:", "too fine", "small whole numbers"],
         ),
         ("[part.a\n", ["not TOML", "line 1"]),
+        (f"limits = 5\n{A}", ["limits is 5", "a table of limits by part"]),
+        (f"limits = {{ b = 'ttft p95 < 1s' }}\n{A}", ["limits.b: no such part", "there are a, all"]),
+        (f"limits = {{ a = 5 }}\n{A}", ["limits.a is 5", "a limit, like", "or a list of them"]),
+        (f"limits = {{ a = ['ttft p95 < 1s', 5] }}\n{A}", ["limits.a is ['ttft p95 < 1s', 5]", "or a list of them"]),
+        (f"limits = {{ a = 'ttft < 1s' }}\n{A}", ["limits.a: 'ttft < 1s': a statistic is missing"]),
+        (f"limits = {{ all = 'ttft p95 < 1' }}\n{A}", ["limits.all: 'ttft p95 < 1': '1' has no unit"]),
+        (f"limits = {{ a = 'a: ttft p95 < 1s' }}\n{A}", ["limits.a: 'a: ttft p95 < 1s': the key names the part"]),
+        (f"limits.goodput = 5\n{A}", ["limits.goodput is 5", "what a good request is", "by part"]),
+        (f"limits.goodput.a = 5\n{A}", ["limits.goodput is {'a': 5}", "by part"]),
+        (f"limits.goodput.b = 'ttft < 1s'\n{A}", ["limits.goodput.b: no such part", "there are a, all"]),
+        (f"limits.goodput = 'ttft > 1s'\n{A}", ["limits.goodput.all: 'ttft > 1s': ttft > asks"]),
+        ("limits.' x' = 'ttft p95 < 1s'\n[part.' x']\nprompts = 'p.jsonl'", ["limits. x: limits need", "rename it"]),
     ],
 )
 def test_a_mistake_is_refused_with_file_key_value_and_what_is_accepted(
@@ -155,13 +168,50 @@ def test_a_byte_order_mark_is_passed_over(tmp_path: Path) -> None:
     assert loaded(tmp_path, '\N{BYTE ORDER MARK}[part.a]\nprompts = "p.jsonl"').parts[0].name == "a"
 
 
+def test_limits_are_kept_in_the_form_of_the_command_line(tmp_path: Path) -> None:
+    b = '\n[part.b]\nprompts = "p.jsonl"\n'
+    scenario = loaded(
+        tmp_path,
+        '[limits]\nb = "ttft p95<0.3s"\nall = ["failures < 0.5%", "goodput>95%"]\ngoodput = "tpot<50ms,ttft<1s"\n'
+        + A
+        + b,
+    )
+    assert scenario.limits == ("b: ttft p95 < 300ms", "failures < 0.5%", "goodput > 95%")
+    assert scenario.goodput == ("tpot < 50ms, ttft < 1s",)
+    by_part = loaded(tmp_path, f'[limits.goodput]\nall = "ttft < 1s"\nb = "ttft < 2s"\n{A}{b}')
+    assert (by_part.limits, by_part.goodput) == ((), ("ttft < 1s", "b: ttft < 2s"))
+
+
+def test_limits_of_an_included_file_stay_with_it(tmp_path: Path) -> None:
+    """They were set for the traffic of that file alone."""
+    write(tmp_path, f'limits = {{ all = "ttft p95 < 1s", goodput = "ttft < 1s" }}\n{A}', "inner.toml")
+    outer = loaded(tmp_path, 'include = ["inner.toml"]\nlimits = { a = "ttft p95 < 2s" }')
+    assert (outer.limits, outer.goodput) == (("a: ttft p95 < 2s",), ())
+
+
 json_like = st.recursive(
-    st.booleans() | st.integers(-9, 9) | st.floats() | st.sampled_from(["p.jsonl", "", "cold", "x"]),
+    st.booleans()
+    | st.integers(-9, 9)
+    | st.floats()
+    | st.sampled_from(["p.jsonl", "", "cold", "x", "ttft p95 < 1s", "ttft < 1s"]),
     lambda inner: (
         st.lists(inner, max_size=2)
         | st.dictionaries(
             st.sampled_from(
-                ["part", "a", "prompts", "weight", "include", "cache", "output_tokens", "temperature", "extra_body"]
+                [
+                    *(
+                        "part",
+                        "a",
+                        "prompts",
+                        "weight",
+                        "include",
+                        "cache",
+                        "output_tokens",
+                        "temperature",
+                        "extra_body",
+                    ),
+                    *("limits", "goodput", "all"),
+                ]
             ),
             inner,
             max_size=4,
@@ -181,7 +231,7 @@ def toml(value: Any) -> str:
 
 
 @in_tmp_path
-@given(table=st.dictionaries(st.sampled_from(["part", "weight", "include", "cache", "x"]), json_like))
+@given(table=st.dictionaries(st.sampled_from(["part", "weight", "include", "cache", "limits", "x"]), json_like))
 def test_any_toml_is_either_a_scenario_or_refused_as_input(tmp_path: Path, table: dict[str, Any]) -> None:
     path = write(tmp_path, "\n".join(f"{key} = {toml(value)}" for key, value in table.items()))
     try:

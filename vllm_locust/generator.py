@@ -166,7 +166,7 @@ class Generator:
         start_ns, now_ns = self._run_start_ns + at_ns, time.monotonic_ns()
         wanted = self.recorder is not None and self.recorder.itl_wanted
         self.recorder = Recorder(start.run, epoch, start.worker, start.settings.window_ns, start_ns, now_ns)
-        self.recorder.itl_wanted = wanted
+        self.recorder.itl_wanted, self.recorder.goodput = wanted, start.settings.goodput
         self._set_boundaries(self.recorder)
         hub().begin()
 

@@ -1,7 +1,11 @@
 """Our options in Locust's command line, in its web form where they make sense there, and as environment variables."""
 
+import argparse
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from vllm_locust.limit import SEPARATOR
 
 GROUP = "vllm-locust options"
 """Title of our options in Locust's help."""
@@ -25,6 +29,7 @@ class Option:
     """Whether it takes no value."""
     const: str | None = None
     """What it is where it is given without a value."""
+    repeatable: bool = False
 
 
 OPTIONS = (
@@ -144,8 +149,39 @@ OPTIONS = (
         metavar="SHARE",
     ),
     Option("--max-stalled", "Most of the time that a worker's event loop may stall; default: 1%%", metavar="SHARE"),
+    Option(
+        "--limit",
+        'What the run has to meet, like "short: ttft p95 < 300ms"; repeatable, or several separated by ;',
+        form=True,
+        metavar="LIMIT",
+        repeatable=True,
+    ),
+    Option(
+        "--goodput",
+        'What a good request has to meet, like "ttft < 300ms, tpot < 50ms", of a part like "long: ttft < 2s"; '
+        "repeatable",
+        metavar="LIMITS",
+        repeatable=True,
+    ),
     Option("--full", "End with the long report: a table for each metric", switch=True),
 )
+
+
+class _Gathered(argparse._AppendAction):  # noqa: SLF001 - what makes ConfigArgParse take a list from a file
+    """Gathers an option that is repeated in one text.
+
+    Locust's web form splits the values of a list at commas, which quantities have.
+    """
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,  # noqa: ARG002 - argparse's signature
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,  # noqa: ARG002
+    ) -> None:
+        gathered = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, f"{gathered}{SEPARATOR} {values}" if gathered else values)
 
 
 def add_options(parser: Any, **_: Any) -> None:  # noqa: ANN401 - a locust parser
@@ -165,6 +201,8 @@ def _add(group: Any, option: Option) -> None:  # noqa: ANN401 - an argparse grou
         kind = {"action": "store_true", "default": False}
     elif option.const is not None:
         kind |= {"nargs": "?", "const": option.const}
+    elif option.repeatable:
+        kind |= {"action": _Gathered}
     flags = [option.flag, *filter(None, [option.alias])]
     action = group.add_argument(*flags, env_var=f"VLLM_LOCUST_{name.upper()}", help=option.help, **kind)
     # Locust sets these on options that are added to the parser itself, not on those of a group.

@@ -5,16 +5,17 @@ Made by the master (or the single process) when Locust starts, or where a web fo
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from vllm_locust import loadspec, scenario
+from vllm_locust import limit, loadspec, scenario
 from vllm_locust.api import Counting
 from vllm_locust.errors import InputError
 from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
+from vllm_locust.limit import Limit
 from vllm_locust.load import Load
 from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
@@ -41,6 +42,8 @@ class Plan:
     hash: str
     parts: tuple[str, ...]
     """Labels that will have requests, in the order of the files."""
+    limits: tuple[Limit, ...] = ()
+    """What the run has to meet."""
     generator_limits: Limits = DEFAULTS
     request_log: str = ""
     """Format of the log of requests, empty where none is wanted."""
@@ -85,6 +88,8 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         ca_pem=read_ca(options.ca_file) if options.ca_file else None,
     )
     log_format = request_log(options)
+    builders = [cls.__name__ for cls in streaming if cls.tasks != [StreamUser.send_next]]
+    limits, goodput = limit.of_options(options.limit, options.goodput, scenarios.values(), None if builders else parts)
     asked = given(user_classes, options, locustfile)
     load = load_of(user_classes, options, asked, scenarios, (kept_tags, exclude))
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
@@ -102,7 +107,8 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     ]
     load = msgspec.structs.replace(load, weights={name: w for name, w in load.weights.items() if name in kept})
     remarks += _load_remarks(load, options, asked)
-    encoded = encode_scenarios(kept)
+    # What a run is judged by is no part of what is sent: equal hash, equal requests.
+    encoded = encode_scenarios({name: replace(s, limits=(), goodput=()) for name, s in kept.items()})
     settings = Settings(
         target=access.url,
         model=target.model,
@@ -113,6 +119,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         ca_pem=access.ca_pem,
         timeouts=timeouts(options),
         load=load,
+        goodput=goodput,
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
         window_ns=_window_ns(options.window),
@@ -130,6 +137,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         encoded=encoded,
         hash=scenario.digest(encoded),
         parts=parts,
+        limits=limits,
         generator_limits=generator_limits(options),
         request_log=log_format,
         remarks=tuple(remarks),

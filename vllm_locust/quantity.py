@@ -7,13 +7,16 @@ nanoseconds; the unit is in the name.
 import math
 import re
 from collections.abc import Iterable
+from decimal import Decimal
 
 from vllm_locust.errors import InputError
 
 NS_PER_S = 1_000_000_000
 
 _UNITS_S = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-_PART = re.compile(r"\s*([0-9]{1,3}(?:,[0-9]{3})+|[0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|min|s|m|h)?")
+_DIGITS = r"(?:[0-9]{1,3}(?:,[0-9]{3})+|[0-9]+)(?:\.[0-9]+)?"
+_NUMBER = re.compile(_DIGITS)
+_PART = re.compile(rf"\s*({_DIGITS})\s*(ns|us|µs|ms|min|s|m|h)?")
 
 
 def duration_s(text: str | float, *, where: str = "duration") -> float:
@@ -30,20 +33,30 @@ def duration_s(text: str | float, *, where: str = "duration") -> float:
             break
         total_s += float(match[1].replace(",", "")) * _UNITS_S[match[2] or "s"]
         position, parts = match.end(), parts + 1
-    if not parts or position < len(stripped):
+    if not parts or position < len(stripped) or not math.isfinite(total_s):
         raise InputError(f"{where}: {text!r} is not a duration; write it like 300ms, 30s, 5m or 1m30s")
     return total_s
 
 
 def share(text: str | float, *, where: str = "share") -> float:
     """Parse `5%` or `0.05` into a share from 0 to 1; `where` names the key or flag in the error."""
-    number, percent, rest = str(text).strip().partition("%")
+    digits, percent, rest = str(text).strip().partition("%")
     try:
-        value = float(number) / (100 if percent else 1)
-    except ValueError:
+        # Not float(digits) / 100: 0.7 % would be a little less than 7 of 1,000.
+        value = float(Decimal(digits) / (100 if percent else 1))
+    except ArithmeticError:
         value = math.nan
     if not 0 <= value <= 1 or rest:
         raise InputError(f"{where}: {text!r} is not a share; write it like 5% or 0.05, from 0% to 100%")
+    return value
+
+
+def number(text: str, *, where: str = "number") -> float:
+    """Parse `8,000` or `0.5`; `where` names the key or flag in the error."""
+    match = _NUMBER.fullmatch(text.strip())
+    value = float(match[0].replace(",", "")) if match else math.inf
+    if math.isinf(value):
+        raise InputError(f"{where}: {text!r} is not a number; write it like 8,000 or 0.5")
     return value
 
 

@@ -21,6 +21,7 @@ from vllm_locust import tally
 from vllm_locust.cell import Cell, Key
 from vllm_locust.grid import Grid
 from vllm_locust.harvest import Harvest, count_reads
+from vllm_locust.limit import Goodput
 from vllm_locust.recording import Failure, Report
 from vllm_locust.slowest import Slowest
 from vllm_locust.timeline import Timeline
@@ -63,6 +64,8 @@ class Recorder:
         self.start_ns = start_ns
         self.itl_wanted = False
         """Whether somebody listens to `events.itl`, so that the gaps of a request have to be kept together."""
+        self.goodput: Goodput | None = None
+        """What a good request has to meet, where that is said."""
         self._gaps_ns: list[npt.NDArray[np.int64]] = []
         self._windows = Windows(start_ns, Grid(window_ns))
         self._live: dict[Timeline, _Progress] = {}
@@ -269,7 +272,7 @@ class Recorder:
         cell = self._windows.cell(progress.key, timeline.done_ns)
         if not progress.sent:  # it never got a connection; every request that ends has been counted as due
             cell.count("sent")
-        tally.count_end(timeline, cell)
+        tally.count_end(timeline, cell, self.goodput)
         if progress.key.phase == "steady":
             tally.note_slow(timeline, self._slowest.lists, self.worker, self.start_ns)
         if timeline.outcome is not None and timeline.outcome.failed:

@@ -15,6 +15,7 @@ from enum import StrEnum
 import msgspec
 
 from vllm_locust.api import Counting
+from vllm_locust.limit import Goodput
 from vllm_locust.load import STEADY, WARMUP, Load
 from vllm_locust.scenario import Scenario
 from vllm_locust.timeouts import Timeouts
@@ -43,6 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """Certificates of the server's authority, where it is not a public one."""
     timeouts: Timeouts = Timeouts()
     load: Load = Load()
+    goodput: Goodput | None = None
+    """What a good request has to meet, where that is said."""
     endpoints: dict[str, str] = {}
     """`chat` or `completions` by user class."""
     counting: Counting = Counting()

@@ -13,16 +13,18 @@ requests of those that stay.
 import hashlib
 import random
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
+from itertools import chain
 from math import lcm
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from vllm_locust import prompts
+from vllm_locust import limit, prompts
 from vllm_locust.errors import InputError
+from vllm_locust.limit import Goodput
 from vllm_locust.prompts import Prompt
 from vllm_locust.quantity import format_list
 
@@ -58,6 +60,10 @@ class Scenario:
     parts: tuple[Part, ...]
     once: bool = False
     """Whether each prompt is sent once, in a seeded order of all of them, and then no more; weights do not count."""
+    limits: tuple[str, ...] = ()
+    """What a run has to meet, each limit as `vllm_locust.limit.parse` takes it; no part of what is sent."""
+    goodput: tuple[str, ...] = ()
+    """What a good request is, a text for each scope."""
 
     @property
     def prompts(self) -> int:
@@ -162,7 +168,8 @@ def load(name: str, *, relative_to: Path | None = None, skip_bad_prompts: bool =
     path = _find(name, relative_to)
     parts = _load_file(path, (), skip_bad=skip_bad_prompts)
     order = _Table(path, "", {"order": _read_toml(path).get("order", "weighted")}).take("order", _one_of(*_ORDERS))
-    return Scenario(path.stem, _whole_weights(path, parts), once=order == "once")
+    limits, goodput = _load_limits(path, parts)
+    return Scenario(path.stem, _whole_weights(path, parts), order == "once", limits, goodput)
 
 
 def load_keys(name: str, *, relative_to: Path | None = None) -> dict[str, Given]:
@@ -215,7 +222,8 @@ def _load_file(path: Path, including: tuple[Path, ...], *, skip_bad: bool) -> di
     weights = table.take("weight", _weights) or {}
     table.take("load", _table)
     table.take("order", _one_of(*_ORDERS))
-    table.close("include", "cache", "weight", "part", "load", "order")
+    table.take("limits", _limit_table)  # those of the outermost file hold, see `_load_limits`
+    table.close("include", "cache", "weight", "part", "order", "load", "limits")
     unknown = weights.keys() - parts.keys()
     if unknown:
         raise InputError(f"{path}: weight.{min(unknown)}: no such part; there are {format_list(sorted(parts))}")
@@ -225,6 +233,37 @@ def _load_file(path: Path, including: tuple[Path, ...], *, skip_bad: bool) -> di
         name: (part if cold is None else replace(part, cold=cold == "cold"), weights.get(name, weight))
         for name, (part, weight) in parts.items()
     }
+
+
+def _load_limits(path: Path, parts: Collection[str]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the limits of a file, and what it calls a good request.
+
+    Those of files that it includes do not come along: they were set for the traffic of those files alone.
+    """
+    by_scope = _read_toml(path).get("limits", {})
+    good = _Table(path, "limits.", by_scope).take("goodput", _good_table) or {}
+    texts = {name: value for name, value in by_scope.items() if name != "goodput"}
+    table = _Table(path, "limits.", texts)
+    limits = [
+        str(limit.parse(text, scope=name, where=_where(path, f"limits.{name}", name, parts)))
+        for name in texts
+        for text in table.take(name, _limit_texts)
+    ]
+    found = [
+        limit.parse_good(text, scope=name, where=_where(path, f"limits.goodput.{name}", name, parts))
+        for name, text in good.items()
+    ]
+    return tuple(limits), Goodput(tuple(chain.from_iterable(found))).texts
+
+
+def _where(path: Path, key: str, part: str, parts: Collection[str]) -> str:
+    """Return how errors of a limit begin; refuse one on a part that is not there, or cannot be named in a line."""
+    if part != limit.ALL and part not in parts:
+        known = format_list((*sorted(parts), limit.ALL))
+        raise InputError(f"{path}: {key}: no such part; there are {known}")
+    if part != part.strip():
+        raise InputError(f"{path}: {key}: limits need a part whose name does not begin or end with a blank; rename it")
+    return f"{path}: {key}"
 
 
 def _refuse_twice(path: Path, names: Iterable[str]) -> None:
@@ -333,6 +372,26 @@ def _tables(value: object) -> dict[str, dict[str, Any]]:
     if not isinstance(value, dict) or not all(isinstance(item, dict) for item in value.values()):
         raise ValueError("tables like [part.short]")
     return value
+
+
+def _limit_table(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise ValueError('a table of limits by part, like { short = "ttft p95 < 300ms" }')
+    return value
+
+
+def _limit_texts(value: object) -> list[str]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError('a limit, like "ttft p95 < 300ms", or a list of them')
+    return texts
+
+
+def _good_table(value: object) -> dict[str, str]:
+    by_part = {limit.ALL: value} if isinstance(value, str) else value
+    if not isinstance(by_part, dict) or not all(isinstance(text, str) for text in by_part.values()):
+        raise ValueError('what a good request is, like "ttft < 300ms, tpot < 50ms", or a table of that by part')
+    return by_part
 
 
 def _positive(value: object) -> int:

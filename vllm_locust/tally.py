@@ -9,6 +9,8 @@ from itertools import pairwise
 
 from vllm_locust import slowest
 from vllm_locust.cell import Cell
+from vllm_locust.limit import Goodput
+from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure
 from vllm_locust.slowest import Lists, Slow
 from vllm_locust.timeline import CUT, Outcome, Timeline
@@ -17,8 +19,8 @@ _FINISH_REASONS = ("stop", "length", "tool_calls", "function_call", "content_fil
 """Those of the dialect; what else servers say is counted as `other`, for they say anything."""
 
 
-def count_end(timeline: Timeline, cell: Cell) -> None:
-    """Count an ended request."""
+def count_end(timeline: Timeline, cell: Cell, goodput: Goodput | None = None) -> None:
+    """Count an ended request, as a good one where something says what that is, and it is."""
     outcome = timeline.outcome
     cell.count(f"outcome|{outcome}|{timeline.status}")
     for name in ("heartbeats", "comments", "reconnects"):
@@ -32,12 +34,44 @@ def count_end(timeline: Timeline, cell: Cell) -> None:
         cell.histogram("itl_max").add(longest_ns)
     if timeline.coalesced:
         cell.count("coalesced")
+    if goodput is not None and is_good(timeline, goodput):
+        cell.count("good")
     if outcome is Outcome.OK:
         _count_ok(timeline, cell)
     elif outcome is Outcome.CANCELLED:
         _count_cut(timeline, cell)
     elif timeline.first_ns is None:
         cell.count("failed_without_token")
+
+
+def is_good(timeline: Timeline, goodput: Goodput) -> bool:
+    """Tell whether an ended request is ok and met every limit of its part; what it has no value of, it has met.
+
+    Of several choices the slowest has to.
+    """
+    if timeline.outcome is not Outcome.OK:
+        return False
+    for limit in goodput.of(timeline.scenario):
+        value_ns = _worst_ns(timeline, limit.metric)
+        if value_ns is not None and not limit.met_by(value_ns / NS_PER_S):
+            return False
+    return True
+
+
+def _worst_ns(timeline: Timeline, metric: str) -> int | None:
+    """Return the value of a metric of one ended request, absent without one."""
+    name, of_schedule = metric.removesuffix("_scheduled"), metric.endswith("_scheduled")
+    match name:
+        case "tpot":
+            return max(timeline.tpots_ns(), default=None)
+        case "itl_max":
+            return longest_gap_ns(timeline)
+    value_ns = timeline.ttft_ns if name == "ttft" else timeline.e2el_ns
+    if not of_schedule:
+        return value_ns
+    if value_ns is None or timeline.sent_ns is None or timeline.scheduled_ns is None:
+        return None
+    return value_ns + timeline.sent_ns - timeline.scheduled_ns
 
 
 def failure(timeline: Timeline, at_ns: int) -> Failure:

@@ -65,6 +65,7 @@ LAYERS = [
         "verdict",
         "results",
         "incidents",
+        "stages",
         "report",
         "progress",
         "options",

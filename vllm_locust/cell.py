@@ -6,13 +6,16 @@ from typing import NamedTuple
 
 from vllm_locust.histogram import Histogram
 
+WARMUP, STEADY, RETRY = "warmup", "steady", "retry"
+"""The phases of requests: before the run is judged, what it is judged by, what is asked again at the end."""
+
 
 class Key(NamedTuple):
     """What samples are kept apart by."""
 
     scenario: str
     endpoint: str
-    phase: str = "steady"
+    phase: str = STEADY
     stage: int = 0
 
 

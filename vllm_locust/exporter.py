@@ -57,7 +57,13 @@ _STEP = 1.1
 _LABELS = ("scenario", "endpoint")
 _OUTCOME = "outcome|"
 _COUNTERS = {
+    "requests_scheduled": ("scheduled", "Requests that were due at a request rate."),
+    "requests_dropped": (
+        "dropped",
+        "Requests that were due, were held back by a cap, and had not been sent at the end.",
+    ),
     "requests_sent": ("sent", "Requests that were sent, or ended without a connection."),
+    "requests_good": ("good", "Requests that met all limits of a good request."),
     "input_tokens": ("input_tokens", "Tokens of prompts, as the server counts them."),
     "output_tokens": ("tokens_received", "Tokens received, those of failed requests included."),
     "failed_output_tokens": ("tokens_failed", "Tokens received by requests that failed."),

@@ -16,11 +16,10 @@ import gevent.event
 
 from vllm_locust import api, arrivals, scenario
 from vllm_locust.answer import Answer
-from vllm_locust.cell import Key
+from vllm_locust.cell import RETRY, WARMUP, Key
 from vllm_locust.client import Client
 from vllm_locust.dispatch import Dispatch
 from vllm_locust.hub import hub
-from vllm_locust.load import RETRY, WARMUP
 from vllm_locust.origin import origin_of
 from vllm_locust.prompts import Prompt
 from vllm_locust.recorder import Recorder

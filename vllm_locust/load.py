@@ -10,9 +10,6 @@ import msgspec
 from vllm_locust.arrivals import Arrivals
 from vllm_locust.scenario import pattern
 
-WARMUP, STEADY, RETRY = "warmup", "steady", "retry"
-"""The phases of requests."""
-
 
 class Load(msgspec.Struct, frozen=True, kw_only=True):
     """What a run is asked to do."""
@@ -44,9 +41,14 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         """How long all stages take."""
         return len(self.stages) * self.stage_ns or None
 
+    @property
+    def stages_ns(self) -> tuple[int, ...]:
+        """When each stage begins, and when the last one ends; empty without stages."""
+        return tuple(number * self.stage_ns for number in range(len(self.stages) + 1)) if self.stages else ()
+
     def boundaries_ns(self, steady_ns: int) -> tuple[int, ...]:
         """Return when windows end early: at the end of the warm-up and of each stage."""
-        return (steady_ns, *(number * self.stage_ns for number in range(1, len(self.stages) + 1)))
+        return (steady_ns, *self.stages_ns)
 
     def request(self, seed: int, number: int) -> tuple[str, int]:
         """Return user class and index of a request of the whole run."""

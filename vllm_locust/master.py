@@ -224,8 +224,9 @@ class Master:
         assert self.plan is not None  # noqa: S101 - a run has begun
         since_ns = self.start_ns - self.run_start_ns if recording.epoch else 0
         recording.steady_ns = max(0, self._steady_ns - since_ns)
-        boundaries_ns = self.plan.settings.load.boundaries_ns(self._steady_ns)
-        recording.grid = recording.grid.moved(ns - since_ns for ns in boundaries_ns)
+        load = self.plan.settings.load
+        recording.stages_ns = [ns - since_ns for ns in load.stages_ns]
+        recording.grid = recording.grid.moved(ns - since_ns for ns in load.boundaries_ns(self._steady_ns))
 
     def spawned(self, users: int) -> None:
         """All users have been spawned, and so many of them stream."""

@@ -425,7 +425,7 @@ class Plugin:
 
     def _update_rows(self) -> None:
         if self._master.recording is not None:
-            webui.update_rows(self._environment.stats, self._master.recording.totals_of(webui.METRICS))
+            webui.update_rows(self._environment.stats, self._master.recording.told(webui.METRICS))
 
     def _progress_line(self) -> str:
         master = self._master

@@ -15,13 +15,14 @@ What it does not do: keep samples, know what a metric means, or look at a clock.
 """
 
 import zlib
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Iterator
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 
 from vllm_locust import slowest
-from vllm_locust.cell import Cell, Cells, Key, merge_cells
+from vllm_locust.cell import STEADY, WARMUP, Cell, Cells, Key, merge_cells
 from vllm_locust.grid import Grid
 from vllm_locust.histogram import Histogram, Planes
 from vllm_locust.slowest import Lists, Slow
@@ -210,6 +211,8 @@ class Recording:
         self.grid = Grid(window_ns)
         self.steady_ns = 0
         """When the warm-up ends, 0 where there is none."""
+        self.stages_ns: list[int] = []
+        """When each stage begins, and when the last one ends; empty without stages."""
         self.length_ns: int | None = None
         """How long the run lasted, warm-up included, once that is known."""
         self.gauges: dict[tuple[str, int], Gauges] = {}
@@ -274,6 +277,10 @@ class Recording:
             _add(cells, part, metrics)
         return cells
 
+    def told(self, metrics: Container[str]) -> Cells:
+        """Everything so far of those phases whose latencies are told, and no histograms but those of these metrics."""
+        return {key: cell for key, cell in self.totals_of(metrics).items() if key.phase in self.phases}
+
     @property
     def workers(self) -> list[str]:
         """Names of all workers that ever reported."""
@@ -292,9 +299,30 @@ class Recording:
         return self.steady_ns if self.length_ns is None or self.steady_ns < self.length_ns else 0
 
     @property
+    def phases(self) -> tuple[str, ...]:
+        """Those whose latencies are told: where the run was over before its warm-up was, there is nothing else."""
+        return (STEADY,) if self.since_ns == self.steady_ns else (STEADY, WARMUP)
+
+    @property
     def steady_windows(self) -> range:
         """Numbers of the windows from then on to the stop."""
         return range(self.grid.index(self.since_ns), self.window_count)
+
+    @property
+    def stages(self) -> Iterator[tuple[int, int, int]]:
+        """Yield number, begin and end of each stage, as far as it belongs to what the run is judged by."""
+        end_ns = self.stages_ns[-1] if self.length_ns is None and self.stages_ns else self.length_ns or 0
+        for number, (since_ns, until_ns) in enumerate(pairwise(self.stages_ns), 1):
+            since_ns, until_ns = max(since_ns, self.since_ns), min(until_ns, end_ns)  # noqa: PLW2901
+            if since_ns < until_ns:
+                yield number, since_ns, until_ns
+
+    def windows_in(self, since_ns: int, until_ns: int) -> Cells:
+        """Return the cells of the windows of a stretch of time; whole ones, where a boundary begins and ends it."""
+        cells: Cells = {}
+        for index in range(self.grid.index(since_ns), self.grid.count(until_ns)):
+            merge_cells(cells, self.window(index))
+        return cells
 
     def bounds_ns(self, index: int) -> tuple[int, int]:
         """Return when a window of the run begins and ends; the stop ends the last one early."""
@@ -303,10 +331,8 @@ class Recording:
 
     def within(self) -> Cells:
         """Return the cells of the steady windows: what came before or after counts in totals, not in rates."""
-        cells: Cells = {}
-        for index in self.steady_windows:
-            merge_cells(cells, self.window(index))
-        return cells
+        windows = self.steady_windows
+        return self.windows_in(self.since_ns, self.bounds_ns(windows.stop - 1)[1]) if windows else {}
 
     def closed_windows(self, workers: Iterable[str] | None = None) -> int:
         """How many windows, counted from the first, the given workers (default: all) have sealed."""
@@ -330,6 +356,7 @@ class Recording:
             "window_ns": self.window_ns,
             "boundaries_ns": list(self.grid.boundaries_ns),
             "steady_ns": self.steady_ns,
+            "stages_ns": self.stages_ns,
             "length_ns": self.length_ns,
             "windows": [
                 {"index": index, "cells": msgspec.to_builtins(to_wire(self.window(index)))}
@@ -349,6 +376,7 @@ def load(saved: dict[str, Any]) -> Recording:
     recording = Recording(saved["run"], saved["epoch"], saved["window_ns"])
     recording.grid = recording.grid.moved(saved.get("boundaries_ns", ()))
     recording.steady_ns = saved.get("steady_ns", 0)
+    recording.stages_ns = list(saved.get("stages_ns", ()))
     recording.length_ns = saved["length_ns"]
     for window in saved["windows"]:
         cells = from_wire(msgspec.convert(window["cells"], list[WireCell]))

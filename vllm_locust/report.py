@@ -16,6 +16,7 @@ from vllm_locust.api import Counting
 from vllm_locust.incidents import failure_table, outcome_lines, slowest_lines, slowest_tables
 from vllm_locust.quantity import format_count, format_duration, format_number, format_rate, format_share
 from vllm_locust.results import Run
+from vllm_locust.stages import stage_table
 from vllm_locust.summary import Meta, Summary
 from vllm_locust.terminal import COLUMNS, MARK, Column, labelled, printable, table, wrapped
 from vllm_locust.timeline import METRICS, Metric, Unit
@@ -25,16 +26,23 @@ _ABSENT = "–"
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
 _LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
+_QUEUED_S = 0.01
+"""A request that leaves later than this is late: by a cap, or a generator that was away."""
 _OPTIONAL = ("itl_token", "queue", "ttft_scheduled", "e2el_scheduled", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
-_IN_SECONDS = ("e2el",)
+_IN_SECONDS = ("e2el", "e2el_scheduled")
 """Metrics that are shown in seconds, all others in milliseconds."""
 
 
 def text(run: Run, *, full: bool = False) -> str:
     """Return the report; `full` adds each kind of failure, a table per metric, the slowest requests and the workers."""
     summary = run.summary
-    parts = [_heading(run.meta, summary), _overview(summary, full=full), _facts(run, full=full)]
+    parts = [
+        _heading(run.meta, summary),
+        _overview(summary, full=full),
+        stage_table(summary["stages"], rates="arrivals" in run.meta.load),
+        _facts(run, full=full),
+    ]
     if full:
         parts += [
             failure_table(summary["failures"]),
@@ -71,19 +79,52 @@ def _heading(meta: Meta, summary: Summary) -> list[str]:
         *labelled("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
         *labelled("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
         *labelled("Load", [", ".join(_load(meta.load)) or _ABSENT]),
-        *labelled("Duration", [format_duration(summary["duration_s"])]),
+        *labelled("Duration", [format_duration(summary["duration_s"]) + _left_out(summary["warmup"])]),
     ]
 
 
 def _load(load: dict[str, Any]) -> Iterator[str]:
-    if (users := load.get("users")) is not None:
-        yield f"{users} user{'' if users == 1 else 's'}"
-    if (rate := load.get("spawn_rate")) is not None:
-        yield f"{rate} spawned per s"
+    stages = "–".join(f"{value:g}" for value in load.get("stages", ()))
+    if "arrivals" in load:
+        yield from _arrivals(load, stages)
+    elif stages:
+        yield f"stages of {stages} users, {format_duration(load['stage_s'])} each"
+    else:
+        if (users := load.get("users")) is not None:
+            yield f"{users} user{'' if users == 1 else 's'}"
+        if (rate := load.get("spawn_rate")) is not None:
+            yield f"{rate} spawned per s"
+    if (requests := load.get("requests")) is not None:
+        again = load.get("retry_failed")
+        yield f"{format_count(requests)} requests" + (f", failed ones again up to {again} times" if again else "")
     if (run_time_s := load.get("run_time_s")) is not None:
         yield f"for {run_time_s} s"
     if (workers := load.get("workers")) is not None:
         yield f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def _arrivals(load: dict[str, Any], stages: str) -> Iterator[str]:
+    """Say at which rate requests left."""
+    process = load["arrivals"] + (f" (burstiness {load['burstiness']:g})" if "burstiness" in load else "")
+    if stages:
+        yield f"stages of {stages} requests/s, {process}, {format_duration(load['stage_s'])} each"
+    elif "request_rate" in load:
+        yield f"{load['request_rate']:g} requests/s, {process}"
+    else:
+        yield "requests as in a trace" if load["arrivals"] == "trace" else f"requests at a changing rate, {process}"
+    if "max_in_flight" in load:
+        yield f"at most {format_count(load['max_in_flight'])} in flight"
+
+
+def _left_out(warmup: Summary | None) -> str:
+    """Say what was left out of latencies and rates."""
+    if warmup is None:
+        return ""
+    if warmup["s"] is None:
+        return ", all of it warm-up: nothing is left out"
+    failed = f", {format_count(warmup['failed'])} of them failed" if warmup["failed"] else ""
+    before = f"{format_duration(warmup['s'])} and {format_count(warmup['requests'])} requests of warm-up{failed}"
+    return f" after {before}, which are not in latencies and rates"
 
 
 def _sent(meta: Meta) -> Iterator[str]:
@@ -155,7 +196,9 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         verdicts.append(f"exit code {exit_code(found):d}")
     return [
         *labelled("Rates", [_rates(summary["total"]["rates"])]),
+        *labelled("Queue", _queue(summary["total"])),
         *labelled("Streams", [_streams(summary["total"]["rates"])]),
+        *labelled("Retries", _retries(summary["retry"])),
         *outcome_lines(summary),
         *(() if full else slowest_lines(summary["slowest"])),
         *labelled("Tokens", _token_notes(summary["total"], meta)),
@@ -167,13 +210,39 @@ def _facts(run: Run, *, full: bool) -> list[str]:
 
 
 def _rates(rates: Summary) -> str:
-    failed = rates["output_tokens_failed_per_s"]
+    failed, offered = rates["output_tokens_failed_per_s"], rates["offered_per_s"]
+    requests = f"{format_rate(rates['request_per_s'])} requests/s ok, {format_rate(rates['sent_per_s'])} sent/s"
+    if offered is not None:
+        requests = (
+            f"requests/s: {format_rate(offered)} offered, {format_rate(rates['sent_per_s'])} achieved (sent), "
+            f"{format_rate(rates['request_per_s'])} completed (ok)"
+        )
     return (
-        f"{format_rate(rates['request_per_s'])} requests/s ok, {format_rate(rates['sent_per_s'])} sent/s; "
+        f"{requests}; "
         f"{format_rate(rates['input_tokens_per_s'])} input tok/s, "
         f"{format_rate(rates['output_tokens_per_s'])} output tok/s"
         + (f" ({format_rate(failed)} of them of failed requests)" if failed else "")
     )
+
+
+def _queue(total: Summary) -> Iterator[str]:
+    """Say what requests waited for before they left, where that is worth a word."""
+    queue, due = total["queue"], total["ttft_scheduled"]
+    if queue["count"] and queue["max"] >= _QUEUED_S:
+        yield (
+            f"sent up to {format_duration(queue['max'])} late (p95 {format_duration(queue['p95'])}); from when it was due, "
+            f"TTFT p95 {format_duration(due['p95'])}, p99 {format_duration(due['p99'])}"
+        )
+    if total["dropped"]:
+        yield f"{format_count(total['dropped'])} requests were due and had not been sent at the end; they count as failed"
+
+
+def _retries(retry: Summary) -> Iterator[str]:
+    if retry["requests"]:
+        yield (
+            f"{format_count(retry['requests'])} requests asked what had failed again, counted apart: "
+            f"{format_count(retry['ok'])} ok, {format_count(retry['failed'])} failed"
+        )
 
 
 def _streams(rates: Summary) -> str:

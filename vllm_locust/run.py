@@ -15,8 +15,9 @@ from enum import StrEnum
 import msgspec
 
 from vllm_locust.api import Counting
+from vllm_locust.cell import STEADY, WARMUP
 from vllm_locust.limit import Goodput
-from vllm_locust.load import STEADY, WARMUP, Load
+from vllm_locust.load import Load
 from vllm_locust.scenario import Scenario
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.work import Work

@@ -1,18 +1,19 @@
 """A recording as plain values: tokens, seconds, shares and nulls, derived once, from nothing but the recording.
 
 Latencies, `judged`, zero gaps and fidelity are of requests of the phase `steady`, however late they ended; outcomes,
-tokens and counts are of all phases; so are rates and streams in flight, but only of what happened before the stop.
+tokens and counts are of the warm-up too, while what was asked again at the end is counted apart. Rates and streams in
+flight are of what happened between the warm-up and the stop, whatever the phase.
 "No sample" is null, never 0. Nothing here knows how a number is shown.
 """
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_locust.api import Counting
-from vllm_locust.cell import Cell, Cells, select, total
+from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Cells, select, total
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
@@ -66,25 +67,65 @@ class Meta:
 
 def summary(recording: Recording, meta: Meta) -> Summary:
     """Return the numbers of the whole run and of each scenario; the module says of which phases."""
-    cells, within, length_s = recording.totals, recording.within(), _length_s(recording)
+    everything, within, length_s = recording.totals, recording.within(), _length_s(recording)
+    cells = {key: cell for key, cell in everything.items() if key.phase != RETRY}
+    phases, steady = recording.phases, recording.steady_windows
     found = sorted({key.scenario for key in cells})
-    whole = _scope(cells) | {"rates": _rates(within.values(), length_s) | _in_flight(recording, length_s)}
+    whole = _scope(cells, phases) | {
+        "rates": _rates(within.values(), length_s) | _in_flight(recording, steady, length_s)
+    }
     return {
         "duration_s": length_s,
+        "warmup": _warmup(recording, cells),
         "total": whole,
         "scenarios": {
-            name: _scope({key: cell for key, cell in cells.items() if key.scenario == name})
+            name: _scope({key: cell for key, cell in cells.items() if key.scenario == name}, phases)
             | {"rates": _rates(select(within, scenario=name), length_s)}
             for name in dict.fromkeys([*meta.parts, *found])
         },
+        "retry": _asked(select(everything, phase=RETRY)),
+        "stages": [*_stages(recording, cells, meta.load.get("stages", ()))],
         "failures": failures_of(recording),
         "slowest": slowest_of(recording),
         "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
     }
 
 
-def _scope(cells: Cells) -> Summary:
-    steady = total(select(cells, phase="steady"))
+def _warmup(recording: Recording, cells: Cells) -> Summary | None:
+    """Return what was left out, null where nothing was; `s` is null where the run was over first."""
+    if not recording.steady_ns:
+        return None
+    return {"s": recording.steady_ns / NS_PER_S if WARMUP not in recording.phases else None} | _asked(
+        select(cells, phase=WARMUP)
+    )
+
+
+def _asked(cells: Iterable[Cell]) -> Summary:
+    """Return how many requests there were, and how they ended."""
+    cell = total(cells)
+    outcomes = _outcomes(cell)
+    return {"requests": cell.counters.get("sent", 0), "ok": outcomes[Outcome.OK], "failed": _failed(outcomes)}
+
+
+def _stages(recording: Recording, cells: Cells, values: Sequence[float]) -> Iterator[Summary]:
+    """Yield what each stage was like: latencies of the requests sent in it, rates of what happened in it."""
+    for number, since_ns, until_ns in recording.stages:
+        length_s = (until_ns - since_ns) / NS_PER_S
+        windows = range(recording.grid.index(since_ns), recording.grid.count(until_ns))
+        of_stage = _scope({key: cell for key, cell in cells.items() if key.stage == number}, (STEADY,))
+        rates = _rates(recording.windows_in(since_ns, until_ns).values(), length_s)
+        yield {
+            "stage": number,
+            "value": values[number - 1] if number <= len(values) else None,
+            "since_s": since_ns / NS_PER_S,
+            "length_s": length_s,
+            "rates": rates | _in_flight(recording, windows, length_s),
+            **{name: of_stage[name] for name in ("requests", "failed", "failed_share", "ttft", "itl", "judged")},
+        }
+
+
+def _scope(cells: Cells, phases: Container[str]) -> Summary:
+    steady = total(cell for key, cell in cells.items() if key.phase in phases)
     every = total(cells.values())
     outcomes = _outcomes(every)
     failed, cancelled = _failed(outcomes), outcomes[Outcome.CANCELLED]
@@ -92,6 +133,8 @@ def _scope(cells: Cells) -> Summary:
         "requests": every.counters.get("sent", 0),
         "failed": failed,
         "cancelled": cancelled,
+        "scheduled": every.counters.get("scheduled"),
+        "dropped": every.counters.get("dropped", 0),
         # Of the requests that ended by themselves: one that was cut is neither success nor failure.
         "failed_share": _ratio(failed, outcomes[Outcome.OK] + failed),
         "outcomes": outcomes,
@@ -130,9 +173,10 @@ def _judged(steady: Cell) -> Summary:
 
     Requests that the end of the run cut are left out, and counted.
     """
+    dropped = steady.counters.get("dropped", 0)
     failed = {
-        "ttft": steady.counters.get("failed_without_token", 0),
-        "e2el": _failed(_outcomes(steady)),
+        "ttft": steady.counters.get("failed_without_token", 0) + dropped,
+        "e2el": _failed(_outcomes(steady)) + dropped,
     }
     judged = {}
     for name, failures in failed.items():
@@ -156,7 +200,11 @@ def _rates(cells: Iterable[Cell], length_s: float | None) -> Summary:
         "output_tokens_per_s": cell.counters.get("tokens_received", 0),
         "output_tokens_failed_per_s": cell.counters.get("tokens_failed", 0),
     }
-    return {"offered_per_s": None} | {name: _ratio(number, length_s) for name, number in numbers.items()}
+    offered = cell.counters.get("scheduled")
+    return {
+        "offered_per_s": None if offered is None else _ratio(offered, length_s),
+        **{name: _ratio(number, length_s) for name, number in numbers.items()},
+    }
 
 
 def _tokens(cell: Cell) -> Summary:
@@ -171,13 +219,12 @@ def _tokens(cell: Cell) -> Summary:
     }
 
 
-def _in_flight(recording: Recording, length_s: float | None) -> Summary:
-    """Return the mean over the run, and the peak: the largest sum of the workers' peaks in a window."""
+def _in_flight(recording: Recording, windows: range, length_s: float | None) -> Summary:
+    """Return the mean over some windows, and the peak: the largest sum of the workers' peaks in one of them."""
     peaks: Counter[int] = Counter()
     streams_ns = 0
-    steady = recording.steady_windows
     for (_, index), gauges in recording.gauges.items():
-        if index in steady:
+        if index in windows:
             peaks[index] += gauges.in_flight_peak
             streams_ns += gauges.in_flight_ns
     mean = _ratio(streams_ns / NS_PER_S, length_s)
@@ -192,6 +239,8 @@ def failures_of(recording: Recording) -> list[Summary]:
     counts: Counter[tuple[str, str, str, int]] = Counter()
     judged: Counter[str] = Counter()
     for key, cell in recording.totals_of(()).items():
+        if key.phase == RETRY:
+            continue
         for outcome, status, number in _ended(cell):
             counts[key.scenario, key.endpoint, outcome, status] += number
             judged[key.scenario] += 0 if outcome == Outcome.CANCELLED else number
@@ -236,7 +285,7 @@ def slowest_of(recording: Recording) -> list[Summary]:
 def fidelity_of(recording: Recording, limits: Limits, workers: dict[str, Seen]) -> Summary:
     """Return how far to trust the numbers: of token times, and of each worker, as it was seen."""
     cells = recording.totals_of(("uncertainty", "read_lag", "itl", "ttft"))
-    steady = total(select(cells, phase="steady"))
+    steady = total(cell for key, cell in cells.items() if key.phase in recording.phases)
     stamped, unstamped = steady.counters.get("stamped", 0), steady.counters.get("unstamped", 0)
     uncertainty = steady.histograms.get("uncertainty", Histogram())
     gap_ns, gap = _typical_gap(steady)

@@ -28,6 +28,10 @@ from vllm_locust.workers import Watch
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
 
 
+METRICS = tuple(_ROWS.values())
+"""What the rows are about."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Tab:
     """A tab of the web UI, which can hold a table of plain values."""
@@ -43,8 +47,6 @@ _TABS = (
     _Tab("llm-failures", "LLM failures", incidents.FAILURE_COLUMNS),
     _Tab("llm-slowest", "LLM slowest", incidents.SLOW_COLUMNS),
 )
-METRICS = tuple(_ROWS.values())
-"""What the rows are about."""
 
 
 class _Row(StatsEntry):
@@ -55,9 +57,9 @@ class _Row(StatsEntry):
 
 
 def update_rows(stats: RequestStats, cells: Cells) -> None:
-    """Write the latencies of each scenario into Locust's table."""
+    """Write the latencies of each scenario into Locust's table; the cells are of the phases that are told."""
     for scenario in sorted({key.scenario for key in cells}):
-        cell = total(select(cells, scenario=scenario, phase="steady"))
+        cell = total(select(cells, scenario=scenario))
         for method, metric in _ROWS.items():
             histogram = cell.histograms.get(metric)
             if histogram is not None and histogram.count:

@@ -17,7 +17,7 @@ from vllm_locust.incidents import failure_table, outcome_lines, slowest_lines, s
 from vllm_locust.quantity import format_count, format_duration, format_number, format_rate, format_share
 from vllm_locust.results import Run
 from vllm_locust.summary import Meta, Summary
-from vllm_locust.terminal import COLUMNS, MARK, Column, labelled, printable, table, wrapped
+from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, MARK, Column, labelled, printable, table, wrapped
 from vllm_locust.timeline import METRICS, Metric, Unit
 from vllm_locust.verdict import exit_code, findings
 
@@ -161,6 +161,7 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         *labelled("Tokens", _token_notes(summary["total"], meta)),
         *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
         *labelled("Remarks", [*meta.remarks, *_remarks(summary)]),
+        *_limit_lines(summary["limits"], meta.goodput),
         *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
         *labelled("Verdict", verdicts or ["ok"]),
     ]
@@ -173,7 +174,28 @@ def _rates(rates: Summary) -> str:
         f"{format_rate(rates['input_tokens_per_s'])} input tok/s, "
         f"{format_rate(rates['output_tokens_per_s'])} output tok/s"
         + (f" ({format_rate(failed)} of them of failed requests)" if failed else "")
+        + _goodput(rates)
     )
+
+
+def _goodput(rates: Summary) -> str:
+    """Say how many requests were good; nothing where nobody asked."""
+    if rates["goodput_per_s"] is None:
+        return ""
+    share = _ABSENT if rates["goodput_share"] is None else format_share(rates["goodput_share"], 1)
+    return f"; goodput {format_rate(rates['goodput_per_s'])}/s, {share} of all due"
+
+
+def _limit_lines(limits: Sequence[Summary], goodput: Sequence[str]) -> list[str]:
+    """Return a line for each limit, the state of it first, and one for what a good request is."""
+    width = max((len(limit["state"]) for limit in limits), default=0) + 2
+    lines = []
+    for limit in limits:
+        text = wrapped(printable(f"{limit['limit']}: {limit['text']}"), COLUMNS - LABEL_WIDTH - width)
+        lines += [f"{limit['state'] if not i else '':{width}}{line}" for i, line in enumerate(text)]
+    if goodput:
+        lines += wrapped(printable(f"a good request is ok, with {'; '.join(goodput)}"), COLUMNS - LABEL_WIDTH)
+    return [f"{'' if i else 'Limits':{LABEL_WIDTH}}{line}" for i, line in enumerate(lines)]
 
 
 def _streams(rates: Summary) -> str:

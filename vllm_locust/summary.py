@@ -7,14 +7,16 @@ tokens and counts are of all phases; so are rates and streams in flight, but onl
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_locust import limit as limits
 from vllm_locust.api import Counting
 from vllm_locust.cell import Cell, Cells, select, total
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
+from vllm_locust.judgement import due, judge
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Recording
 from vllm_locust.slowest import each
@@ -62,25 +64,49 @@ class Meta:
     remarks: list[str] = field(default_factory=list)
     generator_limits: Limits = DEFAULTS
     """What `fidelity` is judged by, now and later."""
+    limits: list[str] = field(default_factory=list)
+    """What the run has to meet, now and later, as `vllm_locust.limit.parse` takes it."""
+    goodput: list[str] = field(default_factory=list)
+    """What a good request was, a text for each scope; empty where nothing said so."""
 
 
 def summary(recording: Recording, meta: Meta) -> Summary:
     """Return the numbers of the whole run and of each scenario; the module says of which phases."""
     cells, within, length_s = recording.totals, recording.within(), _length_s(recording)
-    found = sorted({key.scenario for key in cells})
-    whole = _scope(cells) | {"rates": _rates(within.values(), length_s) | _in_flight(recording, length_s)}
+    good, labels = bool(meta.goodput), sorted({key.scenario for key in cells})
+
+    def scope(name: str | None) -> Summary:
+        chosen = {key: cell for key, cell in cells.items() if name is None or key.scenario == name}
+        rates = _rates(select(within, scenario=name), length_s) | _goodput(
+            chosen, select(within, scenario=name), length_s, wanted=good
+        )
+        return _scope(chosen) | {"rates": rates}
+
+    whole = scope(None)
+    whole["rates"] |= _in_flight(recording, length_s)
+    scenarios = {name: scope(name) for name in dict.fromkeys([*meta.parts, *labels])}
     return {
         "duration_s": length_s,
         "total": whole,
-        "scenarios": {
-            name: _scope({key: cell for key, cell in cells.items() if key.scenario == name})
-            | {"rates": _rates(select(within, scenario=name), length_s)}
-            for name in dict.fromkeys([*meta.parts, *found])
-        },
+        "scenarios": scenarios,
+        "limits": _limits(meta.limits, cells, {"": whole} | scenarios),
         "failures": failures_of(recording),
         "slowest": slowest_of(recording),
         "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
     }
+
+
+def _limits(texts: Iterable[str], cells: Cells, scopes: Mapping[str, Summary]) -> list[Summary]:
+    """Return each limit with what is said of it (see `vllm_locust.judgement`)."""
+    judged = []
+    for text in texts:
+        limit = limits.parse(text, where="limits")
+        steady = total(select(cells, scenario=limit.scope or None, phase="steady"))
+        scope = scopes.get(limit.scope) or _scope({}) | {
+            "rates": _rates((), None) | _goodput({}, (), None, wanted=True)
+        }
+        judged.append(judge(limit, steady, scope).plain())
+    return judged
 
 
 def _scope(cells: Cells) -> Summary:
@@ -128,11 +154,12 @@ def _metric(histogram: Histogram | None, unit: Unit) -> Summary:
 def _judged(steady: Cell) -> Summary:
     """Return the percentiles in which a failure counts as infinitely late: a request never gains by failing.
 
-    Requests that the end of the run cut are left out, and counted.
+    Nor does one that was due and was dropped. Requests that the end of the run cut are left out, and counted.
     """
+    dropped = steady.counters.get("dropped", 0)
     failed = {
-        "ttft": steady.counters.get("failed_without_token", 0),
-        "e2el": _failed(_outcomes(steady)),
+        "ttft": steady.counters.get("failed_without_token", 0) + dropped,
+        "e2el": _failed(_outcomes(steady)) + dropped,
     }
     judged = {}
     for name, failures in failed.items():
@@ -157,6 +184,17 @@ def _rates(cells: Iterable[Cell], length_s: float | None) -> Summary:
         "output_tokens_failed_per_s": cell.counters.get("tokens_failed", 0),
     }
     return {"offered_per_s": None} | {name: _ratio(number, length_s) for name, number in numbers.items()}
+
+
+def _goodput(cells: Cells, within: Iterable[Cell], length_s: float | None, *, wanted: bool) -> Summary:
+    """Return good requests per second, and their share of the steady requests that were due."""
+    if not wanted:
+        return {"goodput_per_s": None, "goodput_share": None}
+    steady = total(select(cells, phase="steady"))
+    return {
+        "goodput_per_s": _ratio(total(within).counters.get("good", 0), length_s),
+        "goodput_share": _ratio(steady.counters.get("good", 0), due(steady)),
+    }
 
 
 def _tokens(cell: Cell) -> Summary:

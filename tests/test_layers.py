@@ -61,6 +61,7 @@ LAYERS = [
         "probe",
         "workers",
         "fidelity",
+        "judgement",
         "summary",
         "verdict",
         "results",
@@ -110,7 +111,7 @@ WITHOUT_GEVENT = [
         "run",
     ),
     "cpu",
-    *("tally", "recorder", "workers", "fidelity", "summary", "verdict", "terminal", "results"),
+    *("tally", "recorder", "workers", "fidelity", "judgement", "summary", "verdict", "terminal", "results"),
     *("incidents", "report"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}

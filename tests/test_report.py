@@ -188,6 +188,37 @@ def test_the_short_report_fits_a_screen() -> None:
     assert len(text(three_scenarios()).splitlines()) <= 40
 
 
+def limited(limits: list[str], goodput: list[str]) -> Run:
+    """Return a run of two scenarios, in which 90 of 100 requests that were due were good."""
+    short, long = answered(80, ttft_ms=40, gap_ms=8, tokens=64), answered(20, ttft_ms=300, gap_ms=8, tokens=64)
+    short.counters["good"], long.counters["good"] = 80, 10
+    cells = {Key("short", "chat"): short, Key("long", "chat"): long}
+    return Run.of(recorded(cells, length_s=10), Meta(limits=limits, goodput=goodput))
+
+
+def test_each_limit_has_a_line_with_its_state_first() -> None:
+    """The samples of `short` are 40.0, 40.5, … 79.5 ms, those of `long` 300, 315, … 585 ms; buckets are 0.5 % off."""
+    limits = ["short: ttft p50 < 100ms", "ttft p95 < 200ms", "long: ttft p99 < 1s", "goodput > 95%"]
+    shown = text(limited(limits, ["ttft < 450ms, tpot < 50ms", "long: ttft < 2s"])).splitlines()
+    start = next(i for i, line in enumerate(shown) if line.startswith("Limits"))
+    assert shown[start : start + 6] == [
+        "Limits    met           short: ttft p50 < 100ms: 59.7 ms (95 % CI 55.1 ms to 64.7 ms, 80 requests)",
+        "          missed        ttft p95 < 200ms: 508 ms (95 % CI 437 ms to 585 ms, 100 requests)",
+        "          inconclusive  long: ttft p99 < 1s: too few samples: 585 ms (95 % CI from 572 ms, 20",
+        "                        requests), 100 are needed",
+        "          missed        goodput > 95%: 90.0 % (95 % CI 82.6 % to 94.5 %, 100 requests)",
+        "          a good request is ok, with ttft < 450ms, tpot < 50ms; long: ttft < 2s",
+    ]
+    assert "exit code 4" in "".join(shown)
+
+
+def test_goodput_is_among_the_rates_where_somebody_said_what_it_is() -> None:
+    rates = " ".join(text(limited([], ["ttft < 1s"])).split())
+    assert "tok/s; goodput 9.00/s, 90.0 % of all due" in rates
+    assert "goodput" not in text(limited([], []))
+    assert "Limits" not in text(limited([], []))
+
+
 def rows(shown: str) -> dict[str, list[str]]:
     """Return the cells of each line by its first word; the first line of a name wins."""
     lines: dict[str, list[str]] = {}

@@ -174,6 +174,8 @@ def test_rates_are_counts_over_the_length_of_the_run() -> None:
         "input_tokens_per_s": 30,
         "output_tokens_per_s": 60,
         "output_tokens_failed_per_s": 5,
+        "goodput_per_s": None,  # nobody said what a good request is
+        "goodput_share": None,
         "in_flight_mean": 4,
         "in_flight_peak": 7,
     }

@@ -1,5 +1,6 @@
 """Verdicts: which run asks for which exit code, and why."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,13 @@ from vllm_locust.verdict import FAILED_SHARE, exit_code, findings
 
 
 def summed(
-    *, ok: int = 0, failed: int = 0, cancelled: int = 0, cell: Cell | None = None, **gauges: int
+    *,
+    ok: int = 0,
+    failed: int = 0,
+    cancelled: int = 0,
+    cell: Cell | None = None,
+    limits: Sequence[str] = (),
+    **gauges: int,
 ) -> dict[str, Any]:
     """Return the summary of requests that ended so, on one worker."""
     cell = cell or Cell()
@@ -37,7 +44,7 @@ def summed(
     report = Report(run="r", epoch=0, worker="w1", seq=1, now_ns=0, windows=[window], failures=failures)
     assert recording.merge(report)
     recording.length_ns = 10 * NS_PER_S
-    return summary(recording, Meta())
+    return summary(recording, Meta(limits=list(limits)))
 
 
 MISSING = {"missing_workers": ["w2"]}
@@ -134,3 +141,77 @@ def test_a_generator_at_fault_puts_a_miss_in_doubt() -> None:
         {ExitCode.MISSED, ExitCode.NOT_JUDGED},
         ExitCode.NOT_JUDGED,
     )
+
+
+# Limits
+
+
+def answered(number: int, ttft_ms: int) -> Cell:
+    made = Cell()
+    made.histogram("ttft").add(ttft_ms * 1_000_000, number)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("limits", "code"),
+    [
+        (["ttft p95 < 300ms"], ExitCode.OK),
+        (["ttft p95 < 200ms"], ExitCode.MISSED),
+        (["ttft p99.9 < 300ms"], ExitCode.NOT_JUDGED),  # of 100 requests
+        (["itl p95 < 300ms"], ExitCode.NOT_JUDGED),  # not measured
+        (["rare: ttft p95 < 300ms"], ExitCode.NOT_JUDGED),
+        (["ttft p95 < 200ms", "itl p95 < 300ms"], ExitCode.NOT_JUDGED),  # 4 beats 3
+    ],
+)
+def test_a_limit_that_was_missed_or_cannot_be_judged_has_its_exit_code(limits: list[str], code: ExitCode) -> None:
+    numbers = summed(ok=100, cell=answered(100, 250), limits=limits)
+    assert exit_code(findings(numbers, Meta())) is code
+
+
+def test_a_finding_says_what_was_measured_what_was_asked_and_what_to_do() -> None:
+    numbers = summed(
+        ok=100, cell=answered(100, 250), limits=["short: ttft p95 < 200ms", "ttft p99.9 < 1s", "itl max < 1s"]
+    )
+    missed, few, absent = findings(numbers, Meta())
+    assert [finding.subject for finding in (missed, few, absent)] == ["short: ttft p95", "ttft p99.9", "itl max"]
+    assert missed.text == (
+        "250 ms (95 % CI 250 ms to 250 ms, 100 requests), the limit is < 200ms: "
+        "lower the load, or see what the server waits for: its queue, or the prefill of long prompts"
+    )
+    assert few.text == (
+        "too few samples: 250 ms (95 % CI from 250 ms, 100 requests), 1,000 are needed, the limit is < 1s: run longer"
+    )
+    assert absent.text == "not measured: no request that counts, the limit is < 1s: run longer"
+
+
+@pytest.mark.parametrize(
+    ("limits", "subjects"),
+    [
+        ([], ["failures"]),
+        (["failures < 20%"], []),
+        (["failures <= 5%"], ["failures"]),
+        (["short: failures < 20%"], ["failures"]),  # of one part: the rule for all stays
+        (["short: failures < 5%"], ["short: failures", "failures"]),
+    ],
+)
+def test_where_a_limit_speaks_of_failures_the_rule_of_one_percent_is_silent(
+    limits: list[str], subjects: list[str]
+) -> None:
+    found = findings(summed(ok=90, failed=10, limits=limits), Meta())
+    assert [finding.subject for finding in found] == subjects
+    assert {finding.exit_code for finding in found} <= {ExitCode.MISSED}
+
+
+def test_a_missed_limit_on_failures_has_the_words_of_the_server() -> None:
+    (finding,) = findings(summed(failed=100, limits=["failures < 1%"]), Meta())
+    assert finding.exit_code is ExitCode.MISSED
+    assert finding.text == (
+        "100.0 % (95 % CI 96.3 % to 100.0 %, 100 requests), the limit is < 1%, "
+        'most often http_4xx (HTTP status 404): "model x not found": see the outcomes'
+    )
+
+
+def test_where_nothing_was_sent_no_limit_adds_to_that() -> None:
+    found = findings(summed(limits=["ttft p95 < 300ms", "failures < 1%"]), Meta())
+    assert [finding.subject for finding in found] == ["load"]
+    assert exit_code(found) is ExitCode.NOT_RUN

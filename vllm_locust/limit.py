@@ -88,7 +88,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def condition(self) -> str:
         """Comparison and bound."""
-        return f"{self.comparison} {self._quantity}"
+        return f"{self.comparison} {self.quantity}"
 
     @property
     def quantile(self) -> float | None:
@@ -111,7 +111,8 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.metric} {self.statistic}".rstrip() + f" {self.condition}"
 
     @property
-    def _quantity(self) -> str:
+    def quantity(self) -> str:
+        """The bound with its unit."""
         exact = Decimal(repr(self.bound))
         if self.unit is Unit.SHARE:
             return f"{_plain(exact * 100)}%"

@@ -389,6 +389,8 @@ class Plugin:
             },
             expected_workers=[member.name for member in master.members.values()],
             missing_workers=master.missing,
+            limits=[str(limit) for limit in prepared.limits],
+            goodput=list(prepared.settings.goodput.texts) if prepared.settings.goodput is not None else [],
             generator_limits=prepared.generator_limits,
             ended_early=early,
             remarks=[

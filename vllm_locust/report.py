@@ -18,7 +18,7 @@ from vllm_locust.quantity import format_count, format_duration, format_number, f
 from vllm_locust.results import Run
 from vllm_locust.stages import stage_table
 from vllm_locust.summary import Meta, Summary
-from vllm_locust.terminal import COLUMNS, MARK, Column, labelled, printable, table, wrapped
+from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, MARK, Column, labelled, printable, table, wrapped
 from vllm_locust.timeline import METRICS, Metric, Unit
 from vllm_locust.verdict import exit_code, findings
 
@@ -204,6 +204,7 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         *labelled("Tokens", _token_notes(summary["total"], meta)),
         *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
         *labelled("Remarks", [*meta.remarks, *_remarks(summary)]),
+        *_limit_lines(summary["limits"], meta.goodput),
         *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
         *labelled("Verdict", verdicts or ["ok"]),
     ]
@@ -222,6 +223,7 @@ def _rates(rates: Summary) -> str:
         f"{format_rate(rates['input_tokens_per_s'])} input tok/s, "
         f"{format_rate(rates['output_tokens_per_s'])} output tok/s"
         + (f" ({format_rate(failed)} of them of failed requests)" if failed else "")
+        + _goodput(rates)
     )
 
 
@@ -230,11 +232,11 @@ def _queue(total: Summary) -> Iterator[str]:
     queue, due = total["queue"], total["ttft_scheduled"]
     if queue["count"] and queue["max"] >= _QUEUED_S:
         yield (
-            f"sent up to {format_duration(queue['max'])} late (p95 {format_duration(queue['p95'])}); from when it was due, "
-            f"TTFT p95 {format_duration(due['p95'])}, p99 {format_duration(due['p99'])}"
+            f"sent up to {format_duration(queue['max'])} late (p95 {format_duration(queue['p95'])}); "
+            f"from when it was due, TTFT p95 {format_duration(due['p95'])}, p99 {format_duration(due['p99'])}"
         )
     if total["dropped"]:
-        yield f"{format_count(total['dropped'])} requests were due and had not been sent at the end; they count as failed"
+        yield f"{format_count(total['dropped'])} requests were due and not sent by the end; limits count them as failed"
 
 
 def _retries(retry: Summary) -> Iterator[str]:
@@ -243,6 +245,26 @@ def _retries(retry: Summary) -> Iterator[str]:
             f"{format_count(retry['requests'])} requests asked what had failed again, counted apart: "
             f"{format_count(retry['ok'])} ok, {format_count(retry['failed'])} failed"
         )
+
+
+def _goodput(rates: Summary) -> str:
+    """Say how many requests were good; nothing where nobody asked."""
+    if rates["goodput_per_s"] is None:
+        return ""
+    share = _ABSENT if rates["goodput_share"] is None else format_share(rates["goodput_share"], 1)
+    return f"; goodput {format_rate(rates['goodput_per_s'])}/s, {share} of all due"
+
+
+def _limit_lines(limits: Sequence[Summary], goodput: Sequence[str]) -> list[str]:
+    """Return a line for each limit, the state of it first, and one for what a good request is."""
+    width = max((len(limit["state"]) for limit in limits), default=0) + 2
+    lines = []
+    for limit in limits:
+        text = wrapped(printable(f"{limit['limit']}: {limit['text']}"), COLUMNS - LABEL_WIDTH - width)
+        lines += [f"{limit['state'] if not i else '':{width}}{line}" for i, line in enumerate(text)]
+    if goodput:
+        lines += wrapped(printable(f"a good request is ok, with {'; '.join(goodput)}"), COLUMNS - LABEL_WIDTH)
+    return [f"{'' if i else 'Limits':{LABEL_WIDTH}}{line}" for i, line in enumerate(lines)]
 
 
 def _streams(rates: Summary) -> str:

@@ -19,7 +19,8 @@ _HEADS = (
     Column("output", "tok/s"),
     Column("", "limits"),
 )
-_WORDS = {None: "", True: "met", False: "missed"}
+_STATES = ("missed", "inconclusive", "met")
+"""What is said of several limits is what is said of the worst one."""
 
 
 def stage_table(stages: Sequence[dict[str, Any]], *, rates: bool) -> list[str]:
@@ -27,19 +28,41 @@ def stage_table(stages: Sequence[dict[str, Any]], *, rates: bool) -> list[str]:
     if not stages:
         return []
     head = Column("", "stage: requests/s" if rates else "stage: users")
-    return table((head, *_HEADS), [_row(stage) for stage in stages])
+    lines = table((head, *_HEADS), [_row(stage) for stage in stages])
+    last = last_met(stages)
+    return [*lines, f"the last stage that met its limits: {_named(last)}"] if last is not None else lines
+
+
+def last_met(stages: Sequence[dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the last stage before one that missed a limit, absent where there is no limit, or none was met."""
+    last = None
+    for stage in stages:
+        state = _state(stage)
+        if state == "missed":
+            break
+        last = stage if state == "met" else last
+    return last
+
+
+def _state(stage: dict[str, Any]) -> str:
+    found = {limit["state"] for limit in stage["limits"]}
+    return next((state for state in _STATES if state in found), "")
+
+
+def _named(stage: dict[str, Any]) -> str:
+    return f"{stage['value']:g}" if stage["value"] is not None else str(stage["stage"])
 
 
 def _row(stage: dict[str, Any]) -> list[str]:
     rates, ttft, itl = stage["rates"], stage["ttft"], stage["itl"]
     return [
-        f"{stage['value']:g}" if stage["value"] is not None else str(stage["stage"]),
+        _named(stage),
         *(format_number(rates[name], 6) for name in ("offered_per_s", "sent_per_s", "request_per_s", "in_flight_mean")),
         format_number(stage["failed"], 6),
         *(format_number(_ms(ttft[key]), 6) for key in ("p50", "p95")),
         *(format_number(_ms(itl[key]), 6) for key in ("mean", "p99")),
         format_number(rates["output_tokens_per_s"], 6),
-        _WORDS[stage.get("met")] + (" <" if stage.get("last_met") else ""),
+        _state(stage),
     ]
 
 

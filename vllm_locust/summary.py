@@ -8,14 +8,16 @@ flight are of what happened between the warm-up and the stop, whatever the phase
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from vllm_locust import limit as limits
 from vllm_locust.api import Counting
 from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Cells, select, total
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.histogram import Histogram
+from vllm_locust.judgement import due, judge
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Recording
 from vllm_locust.slowest import each
@@ -63,28 +65,36 @@ class Meta:
     remarks: list[str] = field(default_factory=list)
     generator_limits: Limits = DEFAULTS
     """What `fidelity` is judged by, now and later."""
+    limits: list[str] = field(default_factory=list)
+    """What the run has to meet, now and later, as `vllm_locust.limit.parse` takes it."""
+    goodput: list[str] = field(default_factory=list)
+    """What a good request was, a text for each scope; empty where nothing said so."""
 
 
 def summary(recording: Recording, meta: Meta) -> Summary:
     """Return the numbers of the whole run and of each scenario; the module says of which phases."""
     everything, within, length_s = recording.totals, recording.within(), _length_s(recording)
     cells = {key: cell for key, cell in everything.items() if key.phase != RETRY}
-    phases, steady = recording.phases, recording.steady_windows
-    found = sorted({key.scenario for key in cells})
-    whole = _scope(cells, phases) | {
-        "rates": _rates(within.values(), length_s) | _in_flight(recording, steady, length_s)
-    }
+    phases, good, labels = recording.phases, bool(meta.goodput), sorted({key.scenario for key in cells})
+
+    def scope(name: str | None) -> Summary:
+        chosen = {key: cell for key, cell in cells.items() if name is None or key.scenario == name}
+        rates = _rates(select(within, scenario=name), length_s) | _goodput(
+            chosen, select(within, scenario=name), length_s, wanted=good
+        )
+        return _scope(chosen, phases) | {"rates": rates}
+
+    whole = scope(None)
+    whole["rates"] |= _in_flight(recording, recording.steady_windows, length_s)
+    scenarios = {name: scope(name) for name in dict.fromkeys([*meta.parts, *labels])}
     return {
         "duration_s": length_s,
         "warmup": _warmup(recording, cells),
         "total": whole,
-        "scenarios": {
-            name: _scope({key: cell for key, cell in cells.items() if key.scenario == name}, phases)
-            | {"rates": _rates(select(within, scenario=name), length_s)}
-            for name in dict.fromkeys([*meta.parts, *found])
-        },
+        "scenarios": scenarios,
+        "limits": _limits(meta.limits, cells, {"": whole} | scenarios),
         "retry": _asked(select(everything, phase=RETRY)),
-        "stages": [*_stages(recording, cells, meta.load.get("stages", ()))],
+        "stages": _stages(recording, cells, meta),
         "failures": failures_of(recording),
         "slowest": slowest_of(recording),
         "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
@@ -107,21 +117,55 @@ def _asked(cells: Iterable[Cell]) -> Summary:
     return {"requests": cell.counters.get("sent", 0), "ok": outcomes[Outcome.OK], "failed": _failed(outcomes)}
 
 
-def _stages(recording: Recording, cells: Cells, values: Sequence[float]) -> Iterator[Summary]:
-    """Yield what each stage was like: latencies of the requests sent in it, rates of what happened in it."""
+def _stages(recording: Recording, cells: Cells, meta: Meta) -> list[Summary]:
+    """Return what each stage was like: latencies of the requests sent in it, rates of what happened in it.
+
+    Where there are limits, it says whether the stage met all of them, and which one was the last that did.
+    """
+    values, stages, good = meta.load.get("stages", ()), [], bool(meta.goodput)
     for number, since_ns, until_ns in recording.stages:
         length_s = (until_ns - since_ns) / NS_PER_S
         windows = range(recording.grid.index(since_ns), recording.grid.count(until_ns))
-        of_stage = _scope({key: cell for key, cell in cells.items() if key.stage == number}, (STEADY,))
-        rates = _rates(recording.windows_in(since_ns, until_ns).values(), length_s)
-        yield {
-            "stage": number,
-            "value": values[number - 1] if number <= len(values) else None,
-            "since_s": since_ns / NS_PER_S,
-            "length_s": length_s,
-            "rates": rates | _in_flight(recording, windows, length_s),
-            **{name: of_stage[name] for name in ("requests", "failed", "failed_share", "ttft", "itl", "judged")},
+        sent = {key: cell for key, cell in cells.items() if key.stage == number}
+        within = recording.windows_in(since_ns, until_ns)
+
+        def scope(name: str | None, sent: Cells = sent, within: Cells = within, length_s: float = length_s) -> Summary:
+            chosen = {key: cell for key, cell in sent.items() if name is None or key.scenario == name}
+            now = [*select(within, scenario=name)]
+            return _scope(chosen, (STEADY,)) | {
+                "rates": _rates(now, length_s) | _goodput(chosen, now, length_s, wanted=good)
+            }
+
+        whole = scope(None)
+        judged = _limits(meta.limits, sent, {"": whole} | {name: scope(name) for name in meta.parts})
+        whole["rates"] |= _in_flight(recording, windows, length_s)
+        stages.append(
+            {
+                "stage": number,
+                "value": values[number - 1] if number <= len(values) else None,
+                "since_s": since_ns / NS_PER_S,
+                "length_s": length_s,
+                **{
+                    name: whole[name]
+                    for name in ("requests", "failed", "failed_share", "ttft", "itl", "judged", "rates")
+                },
+                "limits": [{name: limit[name] for name in ("limit", "state", "text")} for limit in judged],
+            }
+        )
+    return stages
+
+
+def _limits(texts: Iterable[str], cells: Cells, scopes: Mapping[str, Summary]) -> list[Summary]:
+    """Return each limit with what is said of it (see `vllm_locust.judgement`)."""
+    judged = []
+    for text in texts:
+        limit = limits.parse(text, where="limits")
+        steady = total(select(cells, scenario=limit.scope or None, phase="steady"))
+        scope = scopes.get(limit.scope) or _scope({}, ()) | {
+            "rates": _rates((), None) | _goodput({}, (), None, wanted=True)
         }
+        judged.append(judge(limit, steady, scope).plain())
+    return judged
 
 
 def _scope(cells: Cells, phases: Container[str]) -> Summary:
@@ -171,7 +215,7 @@ def _metric(histogram: Histogram | None, unit: Unit) -> Summary:
 def _judged(steady: Cell) -> Summary:
     """Return the percentiles in which a failure counts as infinitely late: a request never gains by failing.
 
-    Requests that the end of the run cut are left out, and counted.
+    Nor does one that was due and was dropped. Requests that the end of the run cut are left out, and counted.
     """
     dropped = steady.counters.get("dropped", 0)
     failed = {
@@ -204,6 +248,17 @@ def _rates(cells: Iterable[Cell], length_s: float | None) -> Summary:
     return {
         "offered_per_s": None if offered is None else _ratio(offered, length_s),
         **{name: _ratio(number, length_s) for name, number in numbers.items()},
+    }
+
+
+def _goodput(cells: Cells, within: Iterable[Cell], length_s: float | None, *, wanted: bool) -> Summary:
+    """Return good requests per second, and their share of the steady requests that were due."""
+    if not wanted:
+        return {"goodput_per_s": None, "goodput_share": None}
+    steady = total(select(cells, phase="steady"))
+    return {
+        "goodput_per_s": _ratio(total(within).counters.get("good", 0), length_s),
+        "goodput_share": _ratio(steady.counters.get("good", 0), due(steady)),
     }
 
 

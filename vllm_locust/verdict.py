@@ -8,13 +8,15 @@ It reads a summary (see `vllm_locust.results`) and changes nothing. Texts may ho
 whoever prints them makes them harmless first (`vllm_locust.report.printable`).
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 from vllm_locust import fidelity
+from vllm_locust import limit as limits
 from vllm_locust.errors import ExitCode
 from vllm_locust.fidelity import percent
+from vllm_locust.judgement import State
 from vllm_locust.quantity import format_count, format_list, format_share
 
 FAILED_SHARE = 0.01
@@ -64,7 +66,11 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
         found.append(Finding(ExitCode.NOT_RUN, "load", "the run ended early"))
     missed = fidelity.misses(summary["fidelity"], ending.generator_limits)
     found += [Finding(ExitCode.NOT_JUDGED, "generator", text) for text in missed]
-    if text := all_failed(summary):
+    found += _missed(summary) if requests else []  # else there is nothing to judge, which has been said
+    spoken_of = any(limit["metric"] == "failures" and not limit["scope"] for limit in summary["limits"])
+    if spoken_of and failed:
+        pass  # a limit has the say
+    elif text := all_failed(summary):
         found.append(Finding(ExitCode.MISSED, "failures", text))
     elif failed and total["failed_share"] > FAILED_SHARE:
         share = format_share(failed, failed + ok)
@@ -74,6 +80,19 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
         text = f"none of {format_count(requests)} requests came to an end: run longer (--run-time)"
         found.append(Finding(ExitCode.NOT_JUDGED, "load", text))
     return found
+
+
+def _missed(summary: dict[str, Any]) -> Iterator[Finding]:
+    """Yield a finding for each limit that was not met: what was measured, what was asked for, and what to do."""
+    for limit in summary["limits"]:
+        if limit["state"] == State.MET:
+            continue
+        missed = limit["state"] == State.MISSED
+        asked, what, why = limits.parse(limit["limit"]), limit["text"], ""
+        if missed and asked.metric == "failures":
+            why = _most_often(summary, asked.scope)
+        text = f"{what}, the limit is {asked.condition}{why}: {limit['advice']}"
+        yield Finding(ExitCode.MISSED if missed else ExitCode.NOT_JUDGED, asked.subject, text)
 
 
 def all_failed(summary: dict[str, Any]) -> str:
@@ -88,10 +107,10 @@ def exit_code(found: Sequence[Finding]) -> ExitCode:
     return next((code for code in _PRECEDENCE if code in codes), ExitCode.OK)
 
 
-def _most_often(summary: dict[str, Any]) -> str:
-    if not summary["failures"]:
+def _most_often(summary: dict[str, Any], scenario: str = "") -> str:
+    worst = next((kind for kind in summary["failures"] if scenario in ("", kind["scenario"])), None)
+    if worst is None:
         return ""
-    worst = summary["failures"][0]
     status = f" (HTTP status {worst['status']})" if worst["status"] not in (0, 200) else ""
     message = f': "{worst["message"]}"' if worst["message"] else ""
     return f", most often {worst['outcome']}{status}{message}"

@@ -1,8 +1,11 @@
 """The recording: whatever the network does to reports, the totals are those of the samples."""
 
 import json
+import subprocess
+import sys
 from collections import defaultdict
 from copy import deepcopy
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -435,3 +438,45 @@ def test_cells_are_selected_by_scenario_and_phase() -> None:
 @pytest.mark.parametrize(("length_ns", "windows"), [(0, 0), (1, 1), (10 * S, 1), (10 * S + 1, 2), (305 * S, 31)])
 def test_case_50_a_partial_last_window_is_a_window(length_ns: int, windows: int) -> None:
     assert Grid(10 * S).count(length_ns) == windows
+
+
+def test_a_worker_that_was_cut_off_adds_to_windows_that_were_put_away() -> None:
+    """It is back with all that it had sealed meanwhile, while the others are far ahead."""
+    master, truth = Recording("r", 0, 10 * S), defaultdict[int, Cells](dict)
+    sealed = {w: [{Key("short", "chat"): Cell()} for _ in range(40)] for w in ("w1", "w2")}
+    for worker, windows in sealed.items():
+        for index, cells in enumerate(windows):
+            cell = cells[Key("short", "chat")]
+            cell.histogram("ttft").add_array(np.arange(index, 9 * index, len(worker) + index % 3) * 1000)
+            cell.count("sent", index)
+            merge_cells(truth[index], cells)
+    states = {w: [state(i, cells, sealed=True) for i, cells in enumerate(c)] for w, c in sealed.items()}
+    for late in range(0, 40, 20):
+        for index in range(late, late + 20):
+            master.merge(report_of(states["w1"][index], worker="w1"))
+        master.merge(report_of(*states["w2"][late : late + 20], worker="w2"))
+    assert [plain(master.window(index)) for index in range(40)] == [plain(truth[index]) for index in range(40)]
+    assert plain(all_windows(master)) == plain(master.totals)
+
+
+def test_a_window_whose_sum_is_beyond_64_bits_is_put_away_like_any_other() -> None:
+    """No report carries one, but two may add up to it: tokens are what servers claim."""
+    master = Recording("r", 0, 10 * S)
+    large = {Key("short", "chat"): Cell()}
+    large[Key("short", "chat")].histogram("input_tokens").add(2**62, times=3)
+    for worker in ("w1", "w2"):
+        master.merge(report_of(*(state(index, large, sealed=True) for index in range(4)), worker=worker))
+    sums = [total(master.window(index).values()).histograms["input_tokens"].sum for index in range(4)]
+    assert sums == [6 * 2**62] * 4
+
+
+@pytest.mark.parametrize("windows", [800, pytest.param(8640, marks=pytest.mark.long)])
+def test_a_day_of_windows_costs_less_than_200_mb_and_saving_it_hardly_more(tmp_path: Path, windows: int) -> None:
+    """8,640 windows of 10 s are a day; a process that is short of memory at its end has measured for nothing."""
+    script = Path(__file__).parent / "day.py"
+    command = [sys.executable, str(script), str(windows), str(tmp_path)]
+    found = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=300).stdout)
+    share = windows / 8640
+    assert 50 * share < found["grown"] < 200 * share, found
+    assert found["peak"] < found["grown"] + 15, found
+    assert found["file"] < 400 * share, found

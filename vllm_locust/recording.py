@@ -6,23 +6,24 @@ failures by kind, the slowest requests.
 
 Reporting is state-based: a report carries, for each window that changed, the window's whole state with a sequence
 number, and the master replaces what it held for (worker, window) if the number is higher. A lost, repeated, reordered
-or late report therefore changes nothing. A sealed state is final and is folded into its window and the totals at once,
-so a day costs memory per window, not per window and worker. A window that its worker has not sealed counts all the
-same: its state is kept as it came, and added when somebody looks. For a window is reported as often as it is long in
-seconds, and the next report replaces all of it: adding each, and taking it out again, is what a master cannot afford.
+or late report therefore changes nothing. A sealed state is final and is folded into its window and the totals at once;
+a window that is old is compressed, so a day costs some 15 KB per window, not per window and worker. A window that its
+worker has not sealed counts all the same: its state is kept as it came, and added when somebody looks. For a window is
+reported as often as it is long in seconds, and the next report replaces all of it: adding each, and taking it out
+again, is what a master cannot afford.
 
 What it does not do: keep samples, know what a metric means, or look at a clock.
 """
 
 import zlib
 from collections.abc import Container, Iterable, Iterator
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
 
 from vllm_locust import slowest
-from vllm_locust.cell import STEADY, WARMUP, Cell, Cells, Key, merge_cells
+from vllm_locust.cell import STEADY, WARMUP, Cell, Cells, Key
 from vllm_locust.grid import Grid
 from vllm_locust.histogram import Histogram, Planes
 from vllm_locust.slowest import Lists, Slow
@@ -202,6 +203,55 @@ def _add(target: Cells, cells: Iterable[WireCell], metrics: Container[str] | Non
             cell.count(name, number)
 
 
+_PACKED_DECODER = msgspec.msgpack.Decoder(list[WireCell])
+_LARGE_DECODER = msgspec.json.Decoder(list[WireCell])
+
+
+def _packed(cells: Cells) -> bytes:
+    wire = to_wire(cells)
+    try:
+        data = msgspec.msgpack.encode(wire)
+    except OverflowError:  # a sum of more than 64 bits, which fits into no report, but may come from several
+        data = msgspec.json.encode(wire)
+    return zlib.compress(data, level=1)
+
+
+def _unpacked(packed: bytes) -> list[WireCell]:
+    data = zlib.decompress(packed)
+    return (_LARGE_DECODER if data[:1] == b"[" else _PACKED_DECODER).decode(data)
+
+
+class _Folded:
+    """Sealed states, added up by window.
+
+    Those of the windows that come last are cells; older ones are kept as they travel, compressed, in a tenth of the
+    memory. One that still grows (a worker was cut off, and is back) is unpacked for as long as it is among the last.
+    """
+
+    _LOOSE = 2
+    """How many windows are cells: workers seal a window within a second or two of each other."""
+
+    def __init__(self) -> None:
+        self._loose: dict[int, Cells] = {}
+        self._packed: dict[int, bytes] = {}
+
+    def add(self, index: int, cells: Iterable[WireCell]) -> None:
+        """Add the sealed state of one more worker to a window."""
+        if index not in self._loose:
+            packed = self._packed.pop(index, None)
+            self._loose[index] = {} if packed is None else from_wire(_unpacked(packed))
+        _add(self._loose[index], cells)
+        while len(self._loose) > self._LOOSE:
+            first = next(iter(self._loose))
+            self._packed[first] = _packed(self._loose.pop(first))
+
+    def wire(self, index: int) -> list[WireCell]:
+        """Return the cells of a window as they travel; empty where nothing was sealed."""
+        if index in self._loose:
+            return to_wire(self._loose[index])
+        return _unpacked(self._packed[index]) if index in self._packed else []
+
+
 class Recording:
     """One epoch of one run, as the master (or a single process) holds it."""
 
@@ -222,7 +272,7 @@ class Recording:
         self.stale = 0
         """Reports of an older run or epoch that came and were dropped."""
         self._sealed_totals: Cells = {}
-        self._folded: dict[int, Cells] = {}
+        self._folded = _Folded()
         self._open: dict[tuple[str, int], list[WireCell]] = {}
         self._seqs: dict[tuple[str, int], int] = {}
         self._sealed: dict[str, int] = {}
@@ -253,7 +303,7 @@ class Recording:
         if state.sealed:
             self._open.pop(place, None)
             self._seqs.pop(place, None)
-            _add(self._folded.setdefault(state.index, {}), state.cells)
+            self._folded.add(state.index, state.cells)
             _add(self._sealed_totals, state.cells)
             self._sealed[worker] = state.index + 1
         else:
@@ -321,7 +371,7 @@ class Recording:
         """Return the cells of the windows of a stretch of time; whole ones, where a boundary begins and ends it."""
         cells: Cells = {}
         for index in range(self.grid.index(since_ns), self.grid.count(until_ns)):
-            merge_cells(cells, self.window(index))
+            _add(cells, self._wire(index))
         return cells
 
     def bounds_ns(self, index: int) -> tuple[int, int]:
@@ -340,15 +390,24 @@ class Recording:
 
     def window(self, index: int) -> Cells:
         """Return the cells of one window, sealed or not, over all workers; empty where nothing happened."""
-        cells: Cells = {}
-        merge_cells(cells, self._folded.get(index, {}))
-        for (_, open_index), part in self._open.items():
-            if open_index == index:
-                _add(cells, part)
-        return cells
+        return from_wire(self._wire(index))
+
+    def _wire(self, index: int) -> Iterable[WireCell]:
+        """Return a window as it travels: a key once for what is sealed, and once for each worker that has not."""
+        parts = (part for (_, open_index), part in self._open.items() if open_index == index)
+        return chain(self._folded.wire(index), *parts)
 
     def save(self) -> dict[str, Any]:
         """Return all of it as values that JSON can carry."""
+        return {**self.save_frame(), "windows": list(self.save_windows())}
+
+    def save_windows(self) -> Iterator[dict[str, Any]]:
+        """Yield each window as `save` has it, for whom all of them at once are too much."""
+        for index in range(1 + max((index for _, index in self.gauges), default=-1)):
+            yield {"index": index, "cells": msgspec.to_builtins(to_wire(self.window(index)))}
+
+    def save_frame(self) -> dict[str, Any]:
+        """Return what `save` has beside its windows."""
         return {
             "format": FORMAT,
             "run": self.run,
@@ -358,10 +417,6 @@ class Recording:
             "steady_ns": self.steady_ns,
             "stages_ns": self.stages_ns,
             "length_ns": self.length_ns,
-            "windows": [
-                {"index": index, "cells": msgspec.to_builtins(to_wire(self.window(index)))}
-                for index in range(1 + max((index for _, index in self.gauges), default=-1))
-            ],
             "gauges": [[worker, index, *msgspec.to_builtins(g)] for (worker, index), g in sorted(self.gauges.items())],
             "failures": msgspec.to_builtins([self.failures[kind] for kind in sorted(self.failures)]),
             "slowest": msgspec.to_builtins([*slowest.each(self.slowest)]),
@@ -379,9 +434,9 @@ def load(saved: dict[str, Any]) -> Recording:
     recording.stages_ns = list(saved.get("stages_ns", ()))
     recording.length_ns = saved["length_ns"]
     for window in saved["windows"]:
-        cells = from_wire(msgspec.convert(window["cells"], list[WireCell]))
-        recording._folded[window["index"]] = cells  # noqa: SLF001 - a second constructor
-        merge_cells(recording._sealed_totals, cells)  # noqa: SLF001
+        cells = msgspec.convert(window["cells"], list[WireCell])
+        recording._folded.add(window["index"], cells)  # noqa: SLF001 - a second constructor
+        _add(recording._sealed_totals, cells)  # noqa: SLF001
     for worker, index, *values in saved["gauges"]:
         recording.gauges[worker, index] = msgspec.convert(values, Gauges)
         recording._sealed[worker] = max(index + 1, recording._sealed.get(worker, 0))  # noqa: SLF001

@@ -52,19 +52,12 @@ def check_writable(directory: Path) -> None:
 
 def save(run: Run, directory: Path) -> Path:
     """Write `<directory>/<name>_<time>/run.json` and return its path; what is there already stays."""
-    content = {
-        "format": FORMAT,
-        "meta": msgspec.to_builtins(run.meta),
-        "summary": run.summary,
-        "recording": run.recording.save(),
-    }
-    data = _encode(content)
     try:
         target = _new_directory(directory, f"{_slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
         try:
             with replacing(target) as file:
-                file.write(data)
-        except OSError:
+                file.writelines(_encoded(run))
+        except BaseException:
             target.parent.rmdir()
             raise
     except OSError as error:
@@ -72,12 +65,23 @@ def save(run: Run, directory: Path) -> Path:
     return target
 
 
+def _encoded(run: Run) -> Iterator[bytes]:
+    """Yield a run file, window by window: those of a day are too much to be in memory as JSON."""
+    frame = {**run.recording.save_frame(), "windows": []}
+    content = {"format": FORMAT, "meta": msgspec.to_builtins(run.meta), "summary": run.summary, "recording": frame}
+    end = b"]}}"
+    yield _encode(content).removesuffix(end)
+    for number, window in enumerate(run.recording.save_windows()):
+        yield (b"," if number else b"") + _encode(window)
+    yield end + b"\n"
+
+
 def _encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
     """Encode strict JSON: msgspec writes what is not finite as null."""
     try:
-        return msgspec.json.encode(content) + b"\n"
+        return msgspec.json.encode(content)
     except UnicodeEncodeError:  # half a surrogate pair: Python has strings that UTF-8 has not
-        return msgspec.json.encode(_encodable(content)) + b"\n"
+        return msgspec.json.encode(_encodable(content))
 
 
 def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
 
-from vllm_locust import __version__
+from vllm_locust import __version__, faults
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.quantity import duration_s, format_list
 
@@ -61,7 +61,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_simulate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    verb = verbs.add_parser("simulate", help="serve a simulated vLLM with known timing")
+    width = max(map(len, faults.EXAMPLES))
+    examples = "".join(f"\n  {example:{width}}  {what}" for example, what in faults.EXAMPLES.items())
+    verb = verbs.add_parser(
+        "simulate",
+        help="serve a simulated vLLM with known timing",
+        epilog=f"faults, with times that count from the first streamed request:{examples}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     verb.set_defaults(act=_simulate)
     verb.add_argument("--bind", default="127.0.0.1", metavar="ADDRESS", help="address to listen on")
     verb.add_argument("--port", type=int, default=8000, help="port to listen on, 0 for a free one (default: 8000)")
@@ -80,6 +87,7 @@ def _add_simulate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--stream-errors", type=float, default=0, help="share of streams that break with an error in them"
     )
     verb.add_argument("--early-ends", type=float, default=0, help="share of streams that end early without an error")
+    verb.add_argument("--fault", action="append", default=[], help="how it misbehaves, as below; may be given again")
     verb.add_argument("--emission", action="store_true", help="tell in each event when it was sent")
     verb.add_argument("--chat-only", action="store_true", help="have no /v1/completions")
 
@@ -125,6 +133,7 @@ def _simulate(options: argparse.Namespace) -> int:
         "itl_s": duration_s(options.itl, where="--itl"),
         "prefill_s_per_token": duration_s(options.prefill, where="--prefill"),
         "completions": not options.chat_only,
+        "faults": tuple(map(faults.parse, options.fault)),
     }
     same = {field.name: getattr(options, field.name) for field in fields(Profile) if hasattr(options, field.name)}
     try:

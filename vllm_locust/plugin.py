@@ -426,8 +426,8 @@ class Plugin:
         self._users = max(self._users, users)
 
     def _update_rows(self) -> None:
-        if self._master.recording is not None:
-            webui.update_rows(self._environment.stats, self._master.recording.told(webui.METRICS))
+        if (recording := self._master.recording) is not None:
+            webui.update_rows(self._environment.stats, recording.totals_of(webui.METRICS), recording.phases)
 
     def _progress_line(self) -> str:
         master = self._master

@@ -327,10 +327,6 @@ class Recording:
             _add(cells, part, metrics)
         return cells
 
-    def told(self, metrics: Container[str]) -> Cells:
-        """Everything so far of those phases whose latencies are told, and no histograms but those of these metrics."""
-        return {key: cell for key, cell in self.totals_of(metrics).items() if key.phase in self.phases}
-
     @property
     def workers(self) -> list[str]:
         """Names of all workers that ever reported."""

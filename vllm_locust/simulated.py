@@ -1,7 +1,8 @@
 """What a simulated server is and what it answers: which tokens, when each is due, and which streams break.
 
-It promises: all of this follows from the profile and what the functions are given: the number of a request and the
-lengths that it asks for. Nothing here reads a clock or knows a wire.
+It promises: all of this follows from the profile and what the functions are given: the number of a request, the lengths
+that it asks for, and, for faults on cue alone, when it came and got which seat. Nothing here reads a clock or knows a
+wire.
 """
 
 import itertools
@@ -11,9 +12,11 @@ from dataclasses import dataclass
 from random import Random
 from typing import Literal, NamedTuple, TypeAlias
 
-Fault: TypeAlias = Literal["error", "early end"]
+from vllm_locust.simulated_faults import Fault, drift, ends_ns, error_share, slowness
 
-BREAK_AFTER = 3  # token events before a faulty stream breaks: a first token and two gaps
+Break: TypeAlias = Literal["error", "early end"]
+
+BREAK_AFTER = 3  # token events before a stream breaks, if it does: a first token and two gaps
 LENGTH_MEDIAN, LENGTH_SIGMA = 120, 0.6  # a paragraph; one answer in a hundred is four times as long
 
 _TEXT = (  # with a quote, a letter beyond ASCII and a backslash, which clients must unescape
@@ -39,6 +42,7 @@ class Profile:
     api_key: str | None = None  # with it, /v1/* answers 401 to whoever does not send it
     stream_errors: float = 0.0  # share of streams that send an error object after 3 token events
     early_ends: float = 0.0  # share of streams that just end after 3 token events
+    faults: tuple[Fault, ...] = ()  # how it misbehaves on cue
     emission: bool = False  # token events carry "emitted_ns": monotonic ns, read right before the write
     completions: bool = True  # False: a chat-only server, /v1/completions is 404
 
@@ -92,14 +96,25 @@ def _lognormal(rng: Random, median: float, sigma: float) -> float:
     return median * math.exp(sigma * rng.gauss(0.0, 1.0))
 
 
-def pick_fault(profile: Profile, number: int) -> Fault | None:
-    """Pick by the base-2 radical inverse of the number: exact shares, spread evenly."""
+def due(faults: tuple[Fault, ...], tokens: Iterable[Token], seated_ns: int, seat: int) -> Iterator[tuple[int, Token]]:
+    """Yield each token with the instant at which it is due, for a request that got its seat at an instant."""
+    slow, at_ns, before_ns = slowness(faults, seated_ns, seat), seated_ns, 0
+    for token in tokens:
+        work_ns = token.due_ns - before_ns
+        at_ns = ends_ns(faults, at_ns, int(work_ns * slow * drift(faults, at_ns))) if faults else at_ns + work_ns
+        before_ns = token.due_ns
+        yield at_ns, token
+
+
+def pick_break(profile: Profile, number: int, came_ns: int) -> Break | None:
+    """Pick by the base-2 radical inverse of the number: exact shares, spread evenly; `came_ns` matters to faults."""
     share = int(f"{number:b}"[::-1], 2) / (1 << number.bit_length())
-    if share < profile.stream_errors:
+    errors = profile.stream_errors + error_share(profile.faults, came_ns)
+    if share < errors:
         return "error"
-    return "early end" if share < profile.stream_errors + profile.early_ends else None
+    return "early end" if share < errors + profile.early_ends else None
 
 
 def broken(tokens: Iterable[Token]) -> Iterator[Token]:
-    """Cut an answer where a fault does."""
+    """Cut an answer where it breaks."""
     return (token._replace(finish=None) for token in itertools.islice(tokens, BREAK_AFTER))

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 from msgspec.json import encode
 
-from vllm_locust.simulated import WORDS, Fault, Profile, Token
+from vllm_locust.simulated import WORDS, Break, Profile, Token
 
 Json: TypeAlias = dict[str, Any]
 
@@ -198,13 +198,13 @@ class Frames:
             event += b',"emitted_ns":%d' % time.monotonic_ns()
         return event + b"}\n\n"
 
-    def ending(self, written: int, fault: Fault | None) -> Iterator[bytes]:
+    def ending(self, written: int, breaks: Break | None) -> Iterator[bytes]:
         """End the stream of so many tokens: properly, with an error, or not at all."""
-        if fault == "error":
+        if breaks == "error":
             yield _ERROR
-        elif fault is None and self._ask.usage:
+        elif breaks is None and self._ask.usage:
             yield self._event([], usage=_usage(self._ask.prompt, written), **_FINGERPRINT) + b"}\n\n"
-        if fault != "early end":
+        if breaks != "early end":
             yield _DONE
 
     def _event(self, choices: list[Json], **more: object) -> bytes:

@@ -5,8 +5,8 @@ apart, each from 0; refused requests are not). Its instants are planned ahead, f
 late wake-up does not shift the rest, and nothing leaves early (late: up to 1 ms, by epoll's clock). One token is one
 event, one HTTP chunk, one send.
 
-The plan: read the request (`read_ask`), wait for a seat (`_Seats`), draw the tokens (`draw`), send each when due
-(`Frames`), count it for `/metrics` (`_Metrics`).
+The plan: read the request (`read_ask`), wait for a seat (`_Seats`), draw the tokens (`draw`), send each when `due`
+(`Frames`), count it for `/metrics` (`_Metrics`). The clock of the faults begins with the first stream.
 
 A client that left is noticed at the next write. The server lives in the gevent hub of the thread that starts it: to
 block that thread without gevent is to stop the server.
@@ -24,14 +24,15 @@ from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
 import prometheus_client as prom
-from gevent.event import Event
+from gevent.event import AsyncResult
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
 from gevent.socket import IPPROTO_TCP, TCP_NODELAY
 from msgspec.json import encode
 from prometheus_client.metrics import MetricWrapperBase
 
-from vllm_locust.simulated import Profile, Token, broken, draw, pick_fault
+from vllm_locust.simulated import Profile, Token, broken, draw, due, pick_break
+from vllm_locust.simulated_faults import ends_ns
 from vllm_locust.simulated_wire import VERSION, Ask, Frames, Json, RefusedError, models, read_ask, whole_answer
 
 Metric = TypeVar("Metric", bound=MetricWrapperBase)
@@ -57,6 +58,7 @@ class Simulator:
         self._seats = _Seats(profile.seats)
         self._metrics = _Metrics(profile, self._seats)
         self._streams, self._wholes = itertools.count(), itertools.count()
+        self._began: int | None = None
         self._routes: dict[str, tuple[str, Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]]] = {
             "/v1/completions": ("POST", partial(self._generate, chat=False)),
             "/v1/chat/completions": ("POST", partial(self._generate, chat=True)),
@@ -129,23 +131,25 @@ class Simulator:
     def _generate(self, environ: WSGIEnvironment, respond: StartResponse, *, chat: bool) -> Iterator[bytes]:
         ask = read_ask(self._profile, environ["wsgi.input"].read(), chat=chat)
         if ask.body.stream:
+            self._began = time.monotonic_ns() if self._began is None else self._began
             return self._stream(ask, next(self._streams), respond)
         return self._whole(ask, next(self._wholes), respond)
 
     def _stream(self, ask: Ask, number: int, respond: StartResponse) -> Iterator[bytes]:
         arrived, outcome, written = time.monotonic_ns(), "abort", 0
-        fault, frames = pick_fault(self._profile, number), Frames(self._profile, ask)
+        breaks, frames = pick_break(self._profile, number, self._since_begin()), Frames(self._profile, ask)
         tokens = self._draw(ask, number)
         try:
+            self._sleep_through_stall()
             # vLLM sends the headers before the request has a seat; an empty write makes pywsgi do so.
             respond("200 OK", [("Content-Type", "text/event-stream; charset=utf-8")])(b"")
-            with self._seats.taken():
-                for token in self._paced(ask, broken(tokens) if fault else tokens, arrived):
+            with self._seats.taken() as seat:
+                for token in self._paced(ask, broken(tokens) if breaks else tokens, arrived, seat):
                     if ask.chat and not written:
                         yield from map(frames.role, range(ask.body.n))
                     yield frames.token(token)
                     written += 1
-                yield from frames.ending(written, fault)
+                yield from frames.ending(written, breaks)
             outcome = token.finish or "error"
         finally:
             self._metrics.ended(outcome, arrived)
@@ -153,8 +157,8 @@ class Simulator:
     def _whole(self, ask: Ask, number: int, respond: StartResponse) -> Iterator[bytes]:
         arrived, outcome = time.monotonic_ns(), "abort"
         try:
-            with self._seats.taken():
-                tokens = list(self._paced(ask, self._draw(ask, number), arrived))
+            with self._seats.taken() as seat:
+                tokens = list(self._paced(ask, self._draw(ask, number), arrived, seat))
                 yield from _reply(respond, 200, whole_answer(self._profile, ask, tokens))
             outcome = tokens[-1].finish or "error"
         finally:
@@ -163,12 +167,24 @@ class Simulator:
     def _draw(self, ask: Ask, number: int) -> Iterator[Token]:
         return draw(self._profile, number, prompt=ask.prompt, choices=ask.body.n, lengths=ask.lengths)
 
-    def _paced(self, ask: Ask, tokens: Iterable[Token], arrived: int) -> Iterator[Token]:
+    def _since_begin(self) -> int:
+        """Read the clock of the faults, which stands at 0 until the first stream."""
+        return 0 if self._began is None else time.monotonic_ns() - self._began
+
+    def _sleep_through_stall(self) -> None:
+        if self._profile.faults:
+            now = self._since_begin()
+            left = ends_ns(self._profile.faults, now, 0) - now
+            if left:
+                _sleep_until(time.monotonic_ns() + left)
+
+    def _paced(self, ask: Ask, tokens: Iterable[Token], arrived: int, seat: int) -> Iterator[Token]:
         """Hand out each token when it is due; count it when its taker, having written it, wants the next."""
-        seated = time.monotonic_ns()
+        seated, since = time.monotonic_ns(), self._since_begin()
         previous: dict[int, int] = {}
-        for token in tokens:
-            _sleep_until(seated + token.due_ns)
+        for due_ns, token in due(self._profile.faults, tokens, since, seat):
+            _sleep_until(seated - since + due_ns)
+            self._sleep_through_stall()  # a late wake-up is no way around it
             now = time.monotonic_ns()
             yield token
             if not previous:
@@ -181,32 +197,40 @@ class Simulator:
 
 
 class _Seats:
-    """So many requests at once; the others queue."""
+    """So many requests at once; the others queue. Of free seats, the one that has been free for longest is next."""
 
     def __init__(self, total: int) -> None:
         self.running = 0
-        self.queue: deque[Event] = deque()
+        self.queue: deque[Any] = deque()  # of AsyncResult, which has no type arguments when it runs
         self._total = total
+        self._used = 0
+        self._left: deque[int] = deque()
 
     @contextmanager
-    def taken(self) -> Iterator[None]:
-        """Wait for a seat, hold it inside `with`."""
-        turn = Event()
+    def taken(self) -> Iterator[int]:
+        """Wait for a seat, hold it inside `with`; yields its number."""
+        turn: Any = AsyncResult()
         if self.running < self._total:
             self.running += 1
-            turn.set()
+            turn.set(self._free())
         else:
             self.queue.append(turn)
         try:
-            turn.wait()
-            yield
+            yield turn.get()
         finally:
-            if not turn.is_set():
+            if not turn.ready():
                 self.queue.remove(turn)
             elif self.queue:
-                self.queue.popleft().set()  # the seat changes hands: no newcomer gets in between
+                self.queue.popleft().set(turn.get())  # the seat changes hands: no newcomer gets in between
             else:
                 self.running -= 1
+                self._left.append(turn.get())
+
+    def _free(self) -> int:
+        if self._used == self._total:
+            return self._left.popleft()
+        self._used += 1
+        return self._used - 1
 
 
 class _Metrics:

@@ -7,7 +7,7 @@ Rows are built by the master from the recording on every tick, so that nothing i
 resolution; minima, maxima and averages Locust rounds when it shows them.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -56,8 +56,9 @@ class _Row(StatsEntry):
     current_rps = 0.0
 
 
-def update_rows(stats: RequestStats, cells: Cells) -> None:
-    """Write the latencies of each scenario into Locust's table; the cells are of the phases that are told."""
+def update_rows(stats: RequestStats, cells: Cells, phases: Container[str]) -> None:
+    """Write the latencies of each scenario into Locust's table, of those phases that are told."""
+    cells = {key: cell for key, cell in cells.items() if key.phase in phases}
     for scenario in sorted({key.scenario for key in cells}):
         cell = total(select(cells, scenario=scenario))
         for method, metric in _ROWS.items():

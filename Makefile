@@ -9,7 +9,7 @@ GENAI := .venv-genai
 # Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
 PACKAGES := prometheus openssl chromium
 
-.PHONY: help demo test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
+.PHONY: help demo demo-stability test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
 
 help:  ## say what there is
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -21,6 +21,9 @@ $(READY): pyproject.toml
 
 demo: $(READY)  ## measure the simulator, or HOST=http://my-server:8000, with a master and two workers (1 minute)
 	@exec $(BIN)/vllm-locust demo $(if $(HOST),--host $(HOST)) $(DEMO)
+
+demo-stability: $(READY)  ## find a rate by stages, then the stability test at three quarters of it (7 minutes)
+	@exec $(BIN)/vllm-locust demo --stability $(if $(HOST),--host $(HOST)) $(DEMO)
 
 test: $(READY) packages  ## run the tests (under 5 minutes)
 	$(BIN)/python -m pytest -n 4 -m "not long"

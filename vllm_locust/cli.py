@@ -117,7 +117,15 @@ def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     verb.set_defaults(act=_demo)
     verb.add_argument("--host", help="a server to measure instead of the simulator")
     verb.add_argument("--users", type=int, default=20, help="users (default: 20)")
-    verb.add_argument("--run-time", default="60s", help="how long (default: 60s)")
+    verb.add_argument("--run-time", help="how long (default: 60s, a stability test 5m)")
+    verb.add_argument(
+        "--stability", action="store_true", help="find a rate by stages, then test the server at three quarters of it"
+    )
+    verb.add_argument("--stages", default="4,8,12,16", help="rates of its stages (default: 4,8,12,16)")
+    verb.add_argument("--stage-time", default="20s", help="how long each stage takes (default: 20s)")
+    verb.add_argument(
+        "--limit", default="ttft p95 < 500ms", help='what a stage has to meet (default: "ttft p95 < 500ms")'
+    )
     verb.add_argument("--results", default="results", help="where the run is saved (default: results)")
     verb.add_argument(
         "--prometheus-port", type=int, default=9646, help="port of the metrics (default: 9646, else a free one)"
@@ -163,17 +171,19 @@ def _report(options: argparse.Namespace) -> int:
 def _demo(options: argparse.Namespace) -> int:
     from vllm_locust import demo  # noqa: PLC0415 - verbs load what they need alone
 
-    return demo.run(
-        demo.Demo(
-            locustfile=_packaged("mixed.py"),
-            host=options.host,
-            users=options.users,
-            run_time=options.run_time,
-            results=options.results,
-            prometheus_port=demo.free_metrics_port(options.prometheus_port),
-            extra=tuple(options.more),
-        )
+    users, run_time = str(options.users), options.run_time or ("5m" if options.stability else "60s")
+    asked = demo.Demo(
+        locustfile=_packaged("mixed.py"),
+        host=options.host,
+        load=("-t", run_time, *(() if options.stability else ("-u", users, "-r", users))),
+        results=options.results,
+        prometheus_port=demo.free_metrics_port(options.prometheus_port),
+        extra=tuple(options.more),
     )
+    if not options.stability:
+        return demo.run(asked)
+    stages = {"stages": options.stages, "stage_time": options.stage_time, "limit": options.limit}
+    return demo.run_stability(asked, _packaged("stability.py"), **stages)
 
 
 def _options(_: argparse.Namespace) -> int:

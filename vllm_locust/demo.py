@@ -1,5 +1,7 @@
 """The main job in one command: a simulator, a master and two workers as processes, a minute of load, the report.
 
+Or the stability test: stages find the last rate that meets a limit, and three quarters of it are held for five minutes.
+
 Everything that it starts is gone afterwards, also after Ctrl-C: the processes are in sessions of their own, so that the
 interrupt reaches the master alone, which ends the run in order; whatever is left then is ended by its process id.
 """
@@ -12,13 +14,18 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from vllm_locust.errors import ExitCode, TargetError
+from vllm_locust.results import FILE_NAME, load
+from vllm_locust.stages import last_met
 
 _READY_S = 20.0
 _GRACE_S = 5.0
+_SEATS = "16"
+"""Of the simulator in the stability test: few enough for its stages to show where it is full, at some 13 requests/s."""
+_OF_LAST_RATE = 0.75
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +35,8 @@ class Demo:
     locustfile: Path
     host: str | None
     """A server to measure; absent: the embedded simulator."""
-    users: int
-    run_time: str
+    load: tuple[str, ...]
+    """What to ask of it, as options of `locust`."""
     results: str
     prometheus_port: int
     extra: tuple[str, ...] = ()
@@ -38,17 +45,49 @@ class Demo:
 
 def run(demo: Demo) -> int:
     """Run it with everything on this machine; returns the exit code of the master, which is that of the run."""
+    with _server(demo.host) as host:
+        return _run(demo, host, "demo")
+
+
+def run_stability(demo: Demo, locustfile: Path, *, stages: str, stage_time: str, limit: str) -> int:
+    """Find a rate by stages, and test the server at three quarters of it; returns the exit code of that test."""
+    with _server(demo.host, "--seats", _SEATS) as host:
+        finding = ("--request-rate", "stages", "--stages", stages, "--stage-time", stage_time, "--limit", limit)
+        code = _run(replace(demo, load=finding), host, "demo-stages")
+        rate = _last_rate(Path(demo.results))
+        if rate is None:
+            print(f"vllm-locust: no stage met {limit}, so there is no rate to test at", file=sys.stderr)  # noqa: T201 - the user's terminal
+            return code or int(ExitCode.MISSED)
+        holding = (*demo.load, "--request-rate", f"{_OF_LAST_RATE * rate:g}", "--limit", limit)
+        return _run(replace(demo, locustfile=locustfile, load=holding), host, "demo-stability")
+
+
+def _last_rate(directory: Path) -> float | None:
+    """Return the last rate that met the limit, of the stages that have just been run."""
+    saved = max(directory.glob(f"demo-stages_*/{FILE_NAME}"), key=lambda path: path.stat().st_mtime_ns, default=None)
+    last = None if saved is None else last_met(load(saved).summary["stages"])
+    return None if last is None else float(last["value"])
+
+
+@contextmanager
+def _server(host: str | None, *options: str) -> Iterator[str]:
+    if host is not None:
+        yield host
+        return
+    with _simulator(*options) as url:
+        yield url
+
+
+def _run(demo: Demo, host: str, name: str) -> int:
     with ExitStack() as started:
-        host = demo.host or started.enter_context(_simulator())
         port = str(_free_port())
         locust = [sys.executable, "-m", "locust", "-f", str(demo.locustfile)]
         for _ in range(2):
             started.enter_context(_process([*locust, "--worker", "--master-port", port, "--loglevel", "WARNING"]))
         master = [*locust, "--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
-        load = ["--headless", "--only-summary", "--expect-workers", "2", "--expect-workers-max-wait", "30"]
-        what = ["--host", host, "-u", str(demo.users), "-r", str(demo.users), "-t", demo.run_time, "--name", "demo"]
-        where = ["--results", demo.results, "--prometheus-port", str(demo.prometheus_port)]
-        process = started.enter_context(_process([*master, *load, *what, *where, *demo.extra]))
+        how = ["--headless", "--only-summary", "--expect-workers", "2", "--expect-workers-max-wait", "30"]
+        where = ["--results", demo.results, "--prometheus-port", str(demo.prometheus_port), "--name", name]
+        process = started.enter_context(_process([*master, *how, "--host", host, *demo.load, *where, *demo.extra]))
         return _wait(process)
 
 
@@ -85,9 +124,10 @@ def _process(command: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
 
 
 @contextmanager
-def _simulator() -> Iterator[str]:
+def _simulator(*options: str) -> Iterator[str]:
     port = _free_port()
-    with _process([sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port), "--quiet"]) as process:
+    command = [sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port), "--quiet", *options]
+    with _process(command) as process:
         deadline = time.monotonic() + _READY_S
         while process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:

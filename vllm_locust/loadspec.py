@@ -19,6 +19,8 @@ from vllm_locust.scenario import Given
 _LONGEST_WARMUP_S = 30.0
 _WARMUP_SHARE = 0.1
 """How long a warm-up is at most unless it is set, and which share of the run."""
+STAGES = "stages"
+"""A request rate that is that of each stage."""
 _HOLD = re.compile(r"([0-9.,]+)(?: */ *s)?(?: +for +(.+))?")
 _RAMP = re.compile(r"to +([0-9.,]+)(?: */ *s)? +over +(.+)")
 _RATES = "a rate per second like 20, or stretches like 5 for 60s, to 50 over 2m, 50"
@@ -80,25 +82,17 @@ def _exclude(given: Mapping[str, Given], key: str, why: str) -> None:
 
 def _arrivals(given: Mapping[str, Given], seed: int) -> Arrivals | None:
     """Return when requests leave, None in a closed loop."""
-    traced, rated = _has(given, "trace"), _has(given, "request_rate")
     process = str(given["arrivals"].value) if _has(given, "arrivals") else ""
     if process and process not in PROCESSES:
         raise InputError(f"{given['arrivals'].where} is {process!r}, expected {format_list(PROCESSES)}")
     burstiness = _number(
         given, "burstiness", lambda value: value > 0, "a number above 0; 1 is Poisson, below 1 burstier"
     )
-    speed = _number(given, "trace_speed", lambda value: value > 0, "a number above 0, like 2 for twice as fast")
-    if traced:
-        _exclude(given, "request_rate", "a trace says itself when requests leave")
-        if process not in ("", "trace"):
-            raise InputError(f"{given['arrivals'].where} is {process!r}, but there is a trace; leave one of them out")
-        path = Path(given["trace"].value)
-        return Arrivals(process="trace", trace_ns=read_trace((given["trace"].folder or Path()) / path, speed or 1.0))
-    if process == "trace":
-        raise InputError(f"{given['arrivals'].where} is 'trace': name its file by --trace")
-    if speed is not None:
+    if process == "trace" or _has(given, "trace"):
+        return _trace(given, process)
+    if _has(given, "trace_speed"):
         raise InputError(f"{given['trace_speed'].where} is for a trace; name its file by --trace")
-    if not rated:
+    if not _has(given, "request_rate"):
         if process or burstiness is not None:
             where = given["arrivals" if process else "burstiness"].where
             raise InputError(f"{where} is for a request rate; add one, like --request-rate 20")
@@ -106,28 +100,45 @@ def _arrivals(given: Mapping[str, Given], seed: int) -> Arrivals | None:
     if burstiness is not None and process not in ("", "gamma"):
         raise InputError(f"{given['burstiness'].where} is for gamma arrivals, not for {process} ones")
     process = process or ("poisson" if burstiness is None else "gamma")
-    return Arrivals(process=process, profile=_profile(given["request_rate"]), burstiness=burstiness or 1.0, seed=seed)
+    return Arrivals(process=process, profile=_profile(given), burstiness=burstiness or 1.0, seed=seed)
 
 
-def _profile(given: Given) -> tuple[Segment, ...]:
+def _trace(given: Mapping[str, Given], process: str) -> Arrivals:
+    if not _has(given, "trace"):
+        raise InputError(f"{given['arrivals'].where} is 'trace': name its file by --trace")
+    for key in ("request_rate", "burstiness", "stages"):
+        _exclude(given, key, "a trace says itself when requests leave")
+    if process not in ("", "trace"):
+        raise InputError(f"{given['arrivals'].where} is {process!r}, but there is a trace; leave one of them out")
+    speed = _number(given, "trace_speed", lambda value: value > 0, "a number above 0, like 2 for twice as fast")
+    path = (given["trace"].folder or Path()) / given["trace"].value
+    return Arrivals(process="trace", trace_ns=read_trace(path, speed or 1.0))
+
+
+def _profile(given: Mapping[str, Given]) -> tuple[Segment, ...]:
     """Read `20`, or `5 for 60s, to 50 over 2m, 50`."""
+    where, value, _ = given["request_rate"]
+    if _has(given, "stages"):
+        return (Segment(1.0),)  # the stages' own takes its place
+    if value == STAGES:
+        raise InputError(f"{where} is {STAGES}: add them, like --stages 5,10,20")
     segments = []
-    parts = [part.strip() for part in re.split(r",(?![0-9]{3}(?![0-9]))", str(given.value))]
+    parts = [part.strip() for part in re.split(r",(?![0-9]{3}(?![0-9]))", str(value))]
     for position, part in enumerate(parts):
         ramp, hold = _RAMP.fullmatch(part), _HOLD.fullmatch(part)
         rate_text, length_text = ramp.groups() if ramp else hold.groups() if hold else ("", None)
         try:
             rate = float(rate_text.replace(",", ""))
         except ValueError:
-            raise InputError(f"{given.where} is {given.value!r}, expected {_RATES}") from None
+            raise InputError(f"{where} is {value!r}, expected {_RATES}") from None
         if length_text is None and position + 1 < len(parts):
-            raise InputError(f"{given.where}: {part!r} has no end, though more follows; write {part} for 60s")
-        length_s = None if length_text is None else duration_s(length_text, where=given.where)
+            raise InputError(f"{where}: {part!r} has no end, though more follows; write {part} for 60s")
+        length_s = None if length_text is None else duration_s(length_text, where=where)
         if length_s == 0 or not math.isfinite(rate):
-            raise InputError(f"{given.where} is {given.value!r}, expected {_RATES}")
+            raise InputError(f"{where} is {value!r}, expected {_RATES}")
         segments.append(Segment(rate, None if length_s is None else round(length_s * NS_PER_S), ramp is not None))
     if not any(segment.rate_per_s for segment in segments):
-        raise InputError(f"{given.where} is {given.value!r}, expected a rate above 0")
+        raise InputError(f"{where} is {value!r}, expected a rate above 0")
     return tuple(segments)
 
 

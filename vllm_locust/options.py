@@ -163,6 +163,12 @@ OPTIONS = (
         metavar="LIMITS",
         repeatable=True,
     ),
+    Option(
+        "--stability",
+        "Judge the run as a stability test: stable, unstable or inconclusive, window by window",
+        switch=True,
+        form=True,
+    ),
     Option("--full", "End with the long report: a table for each metric", switch=True),
 )
 

@@ -44,6 +44,8 @@ class Plan:
     """Labels that will have requests, in the order of the files."""
     limits: tuple[Limit, ...] = ()
     """What the run has to meet."""
+    stability: bool = False
+    """Whether the run is judged as a stability test."""
     generator_limits: Limits = DEFAULTS
     request_log: str = ""
     """Format of the log of requests, empty where none is wanted."""
@@ -92,6 +94,9 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     limits, goodput = limit.of_options(options.limit, options.goodput, scenarios.values(), None if builders else parts)
     asked = given(user_classes, options, locustfile)
     load = load_of(user_classes, options, asked, scenarios, (kept_tags, exclude))
+    stability = bool(options.stability) or any(s.stability for s in scenarios.values())
+    if stability:
+        check_stability(load)
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
     remarks = [*_remarks(streaming, scenarios, target)]
@@ -108,7 +113,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     load = msgspec.structs.replace(load, weights={name: w for name, w in load.weights.items() if name in kept})
     remarks += _load_remarks(load, options, asked)
     # What a run is judged by is no part of what is sent: equal hash, equal requests.
-    encoded = encode_scenarios({name: replace(s, limits=(), goodput=()) for name, s in kept.items()})
+    encoded = encode_scenarios({name: replace(s, limits=(), goodput=(), stability=False) for name, s in kept.items()})
     settings = Settings(
         target=access.url,
         model=target.model,
@@ -138,6 +143,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         hash=scenario.digest(encoded),
         parts=parts,
         limits=limits,
+        stability=stability,
         generator_limits=generator_limits(options),
         request_log=log_format,
         remarks=tuple(remarks),
@@ -201,6 +207,19 @@ def load_of(
     return load
 
 
+def check_stability(load: Load) -> None:
+    """Refuse a stability test that is not at a fixed rate."""
+    if load.stages:
+        raise InputError(
+            "a stability test is at one rate, and has no stages: find the rate by them, in a run before it"
+        )
+    if load.arrivals is None:
+        raise InputError(
+            "a stability test needs a rate: --request-rate, 70 to 80 % of the last good one, which "
+            '--request-rate stages --stages 5,10,20,40 --limit "ttft p95 < 500ms" finds in a run of its own'
+        )
+
+
 def _load_remarks(load: Load, options: Any, asked: dict[str, Given]) -> Iterator[str]:  # noqa: ANN401 - an argparse namespace
     if load.arrivals is not None:
         yield "requests leave at their rate, whatever the number of users (-u), who stand by"
@@ -208,7 +227,7 @@ def _load_remarks(load: Load, options: Any, asked: dict[str, Given]) -> Iterator
     ramp_s = ((users or 1) - 1) / (rate or 1)  # the first user comes at once
     if run_s and ramp_s > _LONG_RAMP * run_s and load.arrivals is None and not load.stages:
         yield f"the ramp-up takes {ramp_s:.0f} s of {run_s:.0f} s; a higher spawn rate (-r) shortens it"
-    if load.stages and load.arrivals is not None and "request_rate" in asked:
+    if load.stages and load.arrivals is not None and asked["request_rate"].value != loadspec.STAGES:
         yield f"the stages are the rates; {asked['request_rate'].where} {asked['request_rate'].value} is not used"
     if load.stages and load.arrivals is None and options.num_users not in (None, load.stages[0]):
         yield f"the stages are the numbers of users; -u {options.num_users} is not used"

@@ -58,6 +58,8 @@ class Scenario:
 
     name: str
     parts: tuple[Part, ...]
+    stability: bool = False
+    """Whether the run is to be judged as a stability test."""
     once: bool = False
     """Whether each prompt is sent once, in a seeded order of all of them, and then no more; weights do not count."""
     limits: tuple[str, ...] = ()
@@ -167,9 +169,10 @@ def load(name: str, *, relative_to: Path | None = None, skip_bad_prompts: bool =
     """Load a scenario: a packaged one by its name, else a path against the working directory, then `relative_to`."""
     path = _find(name, relative_to)
     parts = _load_file(path, (), skip_bad=skip_bad_prompts)
-    order = _Table(path, "", {"order": _read_toml(path).get("order", "weighted")}).take("order", _one_of(*_ORDERS))
+    file = _Table(path, "", _read_toml(path))
+    stability, order = file.take("stability", _switch), file.take("order", _one_of(*_ORDERS))
     limits, goodput = _load_limits(path, parts)
-    return Scenario(path.stem, _whole_weights(path, parts), order == "once", limits, goodput)
+    return Scenario(path.stem, _whole_weights(path, parts), bool(stability), order == "once", limits, goodput)
 
 
 def load_keys(name: str, *, relative_to: Path | None = None) -> dict[str, Given]:
@@ -222,8 +225,9 @@ def _load_file(path: Path, including: tuple[Path, ...], *, skip_bad: bool) -> di
     weights = table.take("weight", _weights) or {}
     table.take("load", _table)
     table.take("order", _one_of(*_ORDERS))
+    table.take("stability", _switch)
     table.take("limits", _limit_table)  # those of the outermost file hold, see `_load_limits`
-    table.close("include", "cache", "weight", "part", "order", "load", "limits")
+    table.close("include", "cache", "weight", "part", "order", "load", "limits", "stability")
     unknown = weights.keys() - parts.keys()
     if unknown:
         raise InputError(f"{path}: weight.{min(unknown)}: no such part; there are {format_list(sorted(parts))}")
@@ -353,6 +357,12 @@ def _text(value: object) -> str:
 def _texts(value: object) -> list[str]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
         raise ValueError('a list of files, like ["short.toml", "long.toml"]')
+    return value
+
+
+def _switch(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("true or false")
     return value
 
 

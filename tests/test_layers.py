@@ -62,6 +62,10 @@ LAYERS = [
         "workers",
         "fidelity",
         "judgement",
+        "chance",
+        "intervals",
+        "symptoms",
+        "stability",
         "summary",
         "verdict",
         "results",
@@ -112,6 +116,7 @@ WITHOUT_GEVENT = [
     ),
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "summary", "verdict", "terminal", "results"),
+    *("chance", "intervals", "symptoms", "stability"),
     *("incidents", "report", "simulated_faults", "simulated", "faults"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}

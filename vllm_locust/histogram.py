@@ -94,13 +94,18 @@ class Histogram:
 
     def __iter__(self) -> Iterator[tuple[float, int]]:
         """Yield the value that stands for each occupied bucket, ascending, and how many samples it has."""
+        values, counts = self.occupied()
+        yield from zip(values.tolist(), counts.tolist(), strict=True)
+
+    def occupied(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """Return the values that stand for the occupied buckets, ascending, and how many samples each has."""
         if self.min is None or self.max is None:
-            return
+            return np.empty(0), np.empty(0, np.int64)
+        chosen = self.counts.nonzero()[0]
+        values, counts = self._middles()[chosen].clip(self.min, self.max), self.counts[chosen]
         if zeros := self.zeros:
-            yield 0.0, zeros
-        occupied = self.counts.nonzero()[0]
-        values = self._middles()[occupied].clip(self.min, self.max)
-        yield from zip(values.tolist(), self.counts[occupied].tolist(), strict=True)
+            return np.concatenate(([0.0], values)), np.concatenate(([zeros], counts))
+        return values, counts
 
     @property
     def mean(self) -> float | None:

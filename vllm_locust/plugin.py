@@ -391,6 +391,7 @@ class Plugin:
             missing_workers=master.missing,
             limits=[str(limit) for limit in prepared.limits],
             goodput=list(prepared.settings.goodput.texts) if prepared.settings.goodput is not None else [],
+            stability=prepared.stability,
             generator_limits=prepared.generator_limits,
             ended_early=early,
             remarks=[

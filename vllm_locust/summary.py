@@ -13,9 +13,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from vllm_locust import limit as limits
+from vllm_locust import stability
 from vllm_locust.api import Counting
 from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Cells, select, total
-from vllm_locust.fidelity import DEFAULTS, Limits
+from vllm_locust.fidelity import DEFAULTS, Limits, faults
 from vllm_locust.histogram import Histogram
 from vllm_locust.judgement import due, judge
 from vllm_locust.quantity import NS_PER_S
@@ -69,6 +70,8 @@ class Meta:
     """What the run has to meet, now and later, as `vllm_locust.limit.parse` takes it."""
     goodput: list[str] = field(default_factory=list)
     """What a good request was, a text for each scope; empty where nothing said so."""
+    stability: bool = False
+    """Whether the run is to tell if the server was steady."""
 
 
 def summary(recording: Recording, meta: Meta) -> Summary:
@@ -87,6 +90,7 @@ def summary(recording: Recording, meta: Meta) -> Summary:
     whole = scope(None)
     whole["rates"] |= _in_flight(recording, recording.steady_windows, length_s)
     scenarios = {name: scope(name) for name in dict.fromkeys([*meta.parts, *labels])}
+    fidelity = fidelity_of(recording, meta.generator_limits, all_seen(recording))
     return {
         "duration_s": length_s,
         "warmup": _warmup(recording, cells),
@@ -97,8 +101,15 @@ def summary(recording: Recording, meta: Meta) -> Summary:
         "stages": _stages(recording, cells, meta),
         "failures": failures_of(recording),
         "slowest": slowest_of(recording),
-        "fidelity": fidelity_of(recording, meta.generator_limits, all_seen(recording)),
+        "fidelity": fidelity,
+        **({"stability": _stability(recording, meta, fidelity)} if meta.stability else {}),
     }
+
+
+def _stability(recording: Recording, meta: Meta, fidelity: Summary) -> Summary:
+    found = faults(fidelity, meta.generator_limits) if fidelity["token_events"] else []
+    texts = [fault.text for fault in found]
+    return stability.judge(recording, missing=meta.missing_workers, early=meta.ended_early, faults=texts)
 
 
 def _warmup(recording: Recording, cells: Cells) -> Summary | None:

@@ -79,7 +79,17 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
     elif requests and not ok:
         text = f"none of {format_count(requests)} requests came to an end: run longer (--run-time)"
         found.append(Finding(ExitCode.NOT_JUDGED, "load", text))
-    return found
+    return [*found, *_stability(summary.get("stability"))]
+
+
+def _stability(judged: dict[str, Any] | None) -> list[Finding]:
+    """Return what keeps a run from being stable, where it was to be; the report has all reasons."""
+    if judged is None or judged["verdict"] == "stable":
+        return []
+    first, *others = judged["reasons"]
+    more = f", and {len(others)} more reason{'s' if len(others) > 1 else ''}" if others else ""
+    code = ExitCode.MISSED if judged["verdict"] == "unstable" else ExitCode.NOT_JUDGED
+    return [Finding(code, "stability", f"{judged['verdict']}: {first['text']}{more}")]
 
 
 def _missed(summary: dict[str, Any]) -> Iterator[Finding]:

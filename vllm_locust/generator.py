@@ -141,6 +141,7 @@ class Generator:
             self._run_start_ns,
             since_ns=start.since_ns,
             most=seats(load.max_in_flight, start.rank, start.ranks),
+            make=self._make,
             offer=self._offer,
             send=self._arrive,
             drop=self._drop,
@@ -296,13 +297,16 @@ class Generator:
             scheduled_ns=scheduled_ns,
         )
 
-    def _offer(self, number: int, due_ns: int) -> Request:
-        """Make the request of an arrival, and count it as due."""
+    def _make(self, number: int, due_ns: int) -> Request:
+        """Make the request of an arrival."""
         start = self.run.start
-        assert start is not None and self.recorder is not None  # noqa: S101, PT018 - the gate is open
-        request = self._request(Item(*start.settings.load.request(start.settings.seed, number)), due_ns)
-        self.recorder.offer(self._key(request), due_ns)
-        return request
+        assert start is not None  # noqa: S101 - a run has begun
+        return self._request(Item(*start.settings.load.request(start.settings.seed, number)), due_ns)
+
+    def _offer(self, request: Request) -> None:
+        """An arrival is due."""
+        assert self.recorder is not None  # noqa: S101 - a run has begun
+        self.recorder.offer(self._key(request), request.scheduled_ns or 0)
 
     def _drop(self, request: Request) -> None:
         """An arrival was held back until the end."""

@@ -55,7 +55,7 @@ class Work:
         item = self._next(user_class)
         if item is None and self._amounts is not None:
             item = next((found for other in self._amounts if (found := self._next(other)) is not None), None)
-        if item is None and not self._out:
+        if item is None and not self._out and not self._again:  # what fails again is of the next round
             self._again.extend(self._failed)
             self._failed.clear()
         if item is None and self._again:

@@ -6,8 +6,9 @@ READY := $(VENV)/.ready
 # Tools that `make bench-peers` compares with, and the server of `make test-vllm`: their dependencies are not ours.
 VLLM := .venv-vllm
 GENAI := .venv-genai
-# Debian packages that some tests need; elsewhere those tests say that they were skipped, and why.
-PACKAGES := prometheus openssl chromium
+# Debian packages that some tests need, each with its command where that has another name; elsewhere those tests say that
+# they were skipped, and why.
+PACKAGES := prometheus openssl chromium iproute2:ip
 
 .PHONY: help demo demo-stability test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
 
@@ -78,7 +79,7 @@ bench-master: $(READY)  ## measure what 1, 8 and 64 workers cost their master (4
 	$(BIN)/python benchmarks/reporters.py
 
 packages:
-	@missing=; for package in $(PACKAGES); do command -v $$package >/dev/null || missing="$$missing $$package"; done; \
+	@missing=; for package in $(PACKAGES); do command -v $${package#*:} >/dev/null || missing="$$missing $${package%:*}"; done; \
 	if [ -z "$$missing" ]; then exit 0; fi; \
 	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then \
 	  apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing >/dev/null; \

@@ -117,6 +117,8 @@ class Snapshot:
     workers: int
     live_workers: tuple[str, ...]
     """Names of those that take part now and so close windows."""
+    warming_up: bool = False
+    """Whether what is sent now is left out of latencies."""
     limits: Limits = DEFAULTS
     """How far the generator may be off."""
 
@@ -228,6 +230,8 @@ def _faults(recording: Recording, watch: Watch) -> dict[str, int]:
 
 def _gauges(now: Snapshot, run: Cells) -> Iterator[Metric]:
     yield GaugeMetricFamily("vllm_locust_running", "Whether a run goes on (1) or not (0).", now.running)
+    help_text = "Whether requests that are sent now are left out of latencies (1) or not (0)."
+    yield GaugeMetricFamily("vllm_locust_warming_up", help_text, now.warming_up)
     yield GaugeMetricFamily("vllm_locust_users", "Locust users that run now.", now.users)
     yield GaugeMetricFamily("vllm_locust_workers", "Locust workers that are connected.", now.workers)
     help_text = "Requests of this run that were sent and have not ended."

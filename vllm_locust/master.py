@@ -256,6 +256,11 @@ class Master:
             for client in self.members:
                 self._send_steady(client)
 
+    @property
+    def warming_up(self) -> bool:
+        """Whether what is sent now is left out of latencies."""
+        return self.phase is Phase.RUNNING and time.monotonic_ns() < self.run_start_ns + self._steady_ns
+
     def _send_steady(self, client: str) -> None:
         assert self.recording is not None  # noqa: S101 - a run has begun
         self._runner.send_message(STEADY, {"run": self.recording.run, "at_ns": self._steady_ns}, client)

@@ -444,6 +444,7 @@ class Plugin:
             users=self._runner.user_count if running else 0,
             workers=len(master.live_workers) if running else 0,
             live_workers=master.live_workers,
+            warming_up=master.warming_up,
             limits=master.plan.generator_limits if master.plan else DEFAULTS,
         )
 

@@ -45,6 +45,10 @@ def line(recording: Recording, age_ns: int, live_workers: Sequence[str]) -> str:
         f"{age_ns / NS_PER_S:4.0f} s  {flying}, "
         f"{format_count(ended.get(Outcome.OK, 0))} ok, {format_count(failed)} failed"
     )
+    if due := so_far.counters.get("scheduled"):
+        text += f", {format_count(due - so_far.counters.get('sent', 0))} due and not sent"
+    if age_ns < recording.steady_ns:
+        return f"{text}; warm-up"
     closed = recording.closed_windows(live_workers)
     if not closed:
         return text

@@ -16,11 +16,11 @@ from locust.stats import RequestStats, StatsEntry
 from locust.web import WebUI
 
 from vllm_locust import fidelity, incidents, progress
-from vllm_locust.cell import Cells, select, total
+from vllm_locust.cell import WARMUP, Cells, select, total
 from vllm_locust.exporter import Snapshot
 from vllm_locust.fidelity import percent
 from vllm_locust.histogram import Histogram
-from vllm_locust.quantity import format_count, format_duration
+from vllm_locust.quantity import NS_PER_S, format_count, format_duration
 from vllm_locust.recording import Recording
 from vllm_locust.summary import Summary, failures_of, fidelity_of, slowest_of
 from vllm_locust.workers import Watch
@@ -129,12 +129,14 @@ def _fidelity_rows(recording: Recording, now: Snapshot, watch: Watch) -> list[tu
     """Return the verdict on the run so far, what streams while it goes on, and what each worker was like."""
     seen = fidelity_of(recording, now.limits, watch.seen(recording))
     flying = progress.in_flight(recording.totals_of(()).values())
-    streams = progress.streams(flying, progress.silence_s(recording, now.live_workers))
-    return [
-        ("this run", fidelity.line(seen, now.limits)),
-        *([("now", streams)] if now.running else []),
-        *((name, _worker(worker)) for name, worker in seen["workers"].items()),
-    ]
+    rows = [("this run", fidelity.line(seen, now.limits))]
+    if now.running:
+        rows.append(("now", progress.streams(flying, progress.silence_s(recording, now.live_workers))))
+    if now.warming_up:
+        rows.append(("warm-up", "what is sent now is left out of latencies and rates"))
+    elif recording.steady_ns and WARMUP not in recording.phases:
+        rows.append(("warm-up", f"the first {format_duration(recording.steady_ns / NS_PER_S)} are left out"))
+    return [*rows, *((name, _worker(worker)) for name, worker in seen["workers"].items())]
 
 
 def _worker(seen: Summary) -> str:

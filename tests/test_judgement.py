@@ -188,10 +188,8 @@ def test_a_cut_request_counts_if_it_was_older_than_the_limit_already_and_is_left
     assert judged("e2el p80 < 300ms", found)["samples"] == 120
 
 
-def test_a_run_without_a_schedule_has_nothing_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_schedule_has_nothing_from_it() -> None:
     """Of failures there are some all the same."""
-    for name in ("ttft_scheduled", "e2el_scheduled"):
-        monkeypatch.setitem(METRICS, name, METRICS["ttft"])
     counters = {"sent": 50, "outcome|http_5xx|500": 10, "failed_without_token": 10, "outcome|ok|200": 40}
     closed = cell(counters, ttft=[1] * 40, e2el=[1] * 40)
     found = cell(counters, ttft_scheduled=[100] * 40, e2el_scheduled=[100] * 40, queue=[1] * 50)

@@ -394,3 +394,17 @@ def test_any_run_is_judged_in_order_and_never_met_by_failing(  # noqa: PLR0913, 
             assert worse.state != MET
         assert worse.measured is not None
         assert worse.measured >= seen.measured
+
+
+def test_a_run_that_was_over_before_its_warm_up_is_judged_by_all_of_it() -> None:
+    """Its report tells the latencies of the warm-up, for there is nothing else."""
+    counters = {"good": 19, "failed_without_token": 1, "outcome|http_5xx|500": 1, "outcome|ok|200": 19, "sent": 20}
+    found = cell(counters, ttft=[100] * 19)
+    recording = Recording("r", 0, 10 * NS_PER_S)
+    cells = to_wire({Key("short", "chat", "warmup"): found})
+    window = WindowState(index=0, seq=1, sealed=True, gauges=Gauges(span_ns=10 * NS_PER_S), cells=cells)
+    recording.merge(Report(run="r", epoch=0, worker="w1", seq=1, now_ns=0, windows=[window], failures=[]))
+    recording.length_ns, recording.steady_ns = 10 * NS_PER_S, 30 * NS_PER_S
+    meta = Meta(limits=["ttft p90 < 300ms", "short: goodput >= 95%"], goodput=["ttft < 1s"])
+    limits = summary(recording, meta)["limits"]
+    assert [(limit["state"], limit["samples"]) for limit in limits] == [(MET, 20), (MET, 20)]

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
-from vllm_locust import cli, fidelity, histogram, requestlog, scenario, slowest, verdict
+from vllm_locust import cli, fidelity, histogram, judgement, limit, requestlog, scenario, slowest, verdict
 from vllm_locust.cell import Cell, Key
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
@@ -384,6 +384,31 @@ def test_the_families_listed_are_those_that_can_be_exported() -> None:
 
 def rows_of_families() -> list[list[str]]:
     return [[*row, ""][:3] for row in table(section("In Prometheus", DEFINITIONS))]
+
+
+def test_the_limits_that_the_definitions_show_are_limits_and_need_as_many_samples(tmp_path: Path) -> None:
+    told = section("Limits", DEFINITIONS)
+    shown = re.findall(r"^    (\S.*)$", told, re.MULTILINE)
+    (tmp_path / "p.jsonl").write_text('{"prompt": "a"}\n')
+    part = '[part.short]\nprompts = "p.jsonl"'
+    (tmp_path / "mine.toml").write_text("\n".join([*shown, part]))
+    loaded = scenario.load("mine.toml", relative_to=tmp_path)
+    assert (len(loaded.limits), len(loaded.goodput)) == (4, 1)
+    for text in ("short: ttft p95 < 300ms", "failures < 0.5%", "failures <= 0%", "goodput > 95%"):
+        assert f"`{text}`" in " ".join(told.split())
+        assert limit.parse(text)
+    samples = dict(re.findall(r"([\d,]+) for (p[\d.]+)", told))
+    assert {p: judgement.needed(float(p[1:]) / 100) for p in samples.values()} == {
+        p: int(number.replace(",", "")) for number, p in samples.items()
+    }
+    assert len(samples) == 3
+    (failures, good) = (judgement.needed(limit.parse(text).bound) for text in ("failures < 0.5%", "goodput > 95%"))
+    assert f"{failures} for `failures < 0.5%`, {good} for `goodput > 95%`" in told
+    assert f"its {100 * judgement.CONFIDENCE:g} % confidence interval" in told
+    rows = [name for row in table(told) for name in re.findall(r"`(\w+)`", row[0])]
+    assert {*limit.PLAIN} <= {*rows}
+    for metric in limit.REQUEST_METRICS:
+        assert f"`{metric}`" in told
 
 
 def test_every_series_that_readme_queries_is_exported() -> None:

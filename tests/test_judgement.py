@@ -188,10 +188,8 @@ def test_a_cut_request_counts_if_it_was_older_than_the_limit_already_and_is_left
     assert judged("e2el p80 < 300ms", found)["samples"] == 120
 
 
-def test_a_run_without_a_schedule_has_nothing_from_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_without_a_schedule_has_nothing_from_it() -> None:
     """Of failures there are some all the same."""
-    for name in ("ttft_scheduled", "e2el_scheduled"):
-        monkeypatch.setitem(METRICS, name, METRICS["ttft"])
     counters = {"sent": 50, "outcome|http_5xx|500": 10, "failed_without_token": 10, "outcome|ok|200": 40}
     closed = cell(counters, ttft=[1] * 40, e2el=[1] * 40)
     found = cell(counters, ttft_scheduled=[100] * 40, e2el_scheduled=[100] * 40, queue=[1] * 50)
@@ -396,3 +394,17 @@ def test_any_run_is_judged_in_order_and_never_met_by_failing(  # noqa: PLR0913, 
             assert worse.state != MET
         assert worse.measured is not None
         assert worse.measured >= seen.measured
+
+
+def test_a_run_that_was_over_before_its_warm_up_is_judged_by_all_of_it() -> None:
+    """Its report tells the latencies of the warm-up, for there is nothing else."""
+    counters = {"good": 19, "failed_without_token": 1, "outcome|http_5xx|500": 1, "outcome|ok|200": 19, "sent": 20}
+    found = cell(counters, ttft=[100] * 19)
+    recording = Recording("r", 0, 10 * NS_PER_S)
+    cells = to_wire({Key("short", "chat", "warmup"): found})
+    window = WindowState(index=0, seq=1, sealed=True, gauges=Gauges(span_ns=10 * NS_PER_S), cells=cells)
+    recording.merge(Report(run="r", epoch=0, worker="w1", seq=1, now_ns=0, windows=[window], failures=[]))
+    recording.length_ns, recording.steady_ns = 10 * NS_PER_S, 30 * NS_PER_S
+    meta = Meta(limits=["ttft p90 < 300ms", "short: goodput >= 95%"], goodput=["ttft < 1s"])
+    limits = summary(recording, meta)["limits"]
+    assert [(limit["state"], limit["samples"]) for limit in limits] == [(MET, 20), (MET, 20)]

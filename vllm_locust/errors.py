@@ -20,7 +20,7 @@ class ExitCode(IntEnum):
     MISSED = 3
     """A limit was missed, or more than 1 % of the requests failed where no limit speaks of failures."""
     NOT_JUDGED = 4
-    """Nothing can be said for sure: data are missing, or the generator missed a limit that the user set for it."""
+    """Nothing can be said for sure: data are missing, a limit had too few samples, or the generator missed its own."""
 
 
 class InputError(Exception):

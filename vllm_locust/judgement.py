@@ -183,22 +183,22 @@ def _of_samples(limit: Limit, steady: Cell, scope: Mapping[str, Any]) -> _Measur
     )
     of = _SAMPLES.get(limit.metric, "requests")
     ends: list[float | None] = [None, None]
-    needed = 1
+    enough = 1
     quantile = limit.quantile
     if quantile is not None:
         value = samples.percentile(quantile, failed=failed)
         ends = _interval(samples, quantile, failed, _independent(limit, steady, number))
-        needed = _needed(quantile)
+        enough = needed(quantile)
     elif limit.statistic == "mean":
         value = math.inf if failed else samples.mean
-        needed = 2  # one sample has no mean to speak of
+        enough = 2  # one sample has no mean to speak of
     elif limit.statistic == "max":
         value = math.inf if failed else samples.max
     else:
         value = math.inf if samples.min is None else samples.min
     low, high = (_in_unit(limit, end) for end in ends)
     return _Measurement(
-        value=_in_unit(limit, value), low=low, high=high, samples=number, needed=needed, of=of, notes=notes
+        value=_in_unit(limit, value), low=low, high=high, samples=number, needed=enough, of=of, notes=notes
     )
 
 
@@ -265,7 +265,7 @@ def _binomial(share: float, number: int) -> tuple[int, np.ndarray[Any, np.dtype[
     return first, weights.cumsum() / weights.sum()
 
 
-def _needed(share: float) -> int:
+def needed(share: float) -> int:
     """Return how many samples there must be for one of them to be expected beyond a share."""
     rare = min(share, 1 - share)
     return math.ceil(1 / rare - 1e-6) if rare > 0 else 1
@@ -279,7 +279,7 @@ def _share(limit: Limit, part: int, whole: int) -> _Measurement:
     if not whole:
         return _Measurement()
     low, high = wilson(part, whole)
-    return _Measurement(value=part / whole, low=low, high=high, samples=whole, needed=_needed(limit.bound))
+    return _Measurement(value=part / whole, low=low, high=high, samples=whole, needed=needed(limit.bound))
 
 
 def wilson(part: int, whole: int) -> tuple[float, float]:

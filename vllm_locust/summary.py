@@ -83,7 +83,7 @@ def summary(recording: Recording, meta: Meta) -> Summary:
     def scope(name: str | None) -> Summary:
         chosen = {key: cell for key, cell in cells.items() if name is None or key.scenario == name}
         rates = _rates(select(within, scenario=name), length_s) | _goodput(
-            chosen, select(within, scenario=name), length_s, wanted=good
+            chosen, phases, select(within, scenario=name), length_s, wanted=good
         )
         return _scope(chosen, phases) | {"rates": rates}
 
@@ -96,7 +96,7 @@ def summary(recording: Recording, meta: Meta) -> Summary:
         "warmup": _warmup(recording, cells),
         "total": whole,
         "scenarios": scenarios,
-        "limits": _limits(meta.limits, cells, {"": whole} | scenarios),
+        "limits": _limits(meta.limits, cells, phases, {"": whole} | scenarios),
         "retry": _asked(select(everything, phase=RETRY)),
         "stages": _stages(recording, cells, meta),
         "failures": failures_of(recording),
@@ -144,11 +144,12 @@ def _stages(recording: Recording, cells: Cells, meta: Meta) -> list[Summary]:
             chosen = {key: cell for key, cell in sent.items() if name is None or key.scenario == name}
             now = [*select(within, scenario=name)]
             return _scope(chosen, (STEADY,)) | {
-                "rates": _rates(now, length_s) | _goodput(chosen, now, length_s, wanted=good)
+                "rates": _rates(now, length_s) | _goodput(chosen, (STEADY,), now, length_s, wanted=good)
             }
 
         whole = scope(None)
-        judged = _limits(meta.limits, sent, {"": whole} | {name: scope(name) for name in meta.parts})
+        parts = {name: scope(name) for name in meta.parts}
+        judged = _limits(meta.limits, sent, (STEADY,), {"": whole} | parts)
         whole["rates"] |= _in_flight(recording, windows, length_s)
         stages.append(
             {
@@ -166,14 +167,14 @@ def _stages(recording: Recording, cells: Cells, meta: Meta) -> list[Summary]:
     return stages
 
 
-def _limits(texts: Iterable[str], cells: Cells, scopes: Mapping[str, Summary]) -> list[Summary]:
-    """Return each limit with what is said of it (see `vllm_locust.judgement`)."""
+def _limits(texts: Iterable[str], cells: Cells, phases: Container[str], scopes: Mapping[str, Summary]) -> list[Summary]:
+    """Return each limit with what is said of it (see `vllm_locust.judgement`), by requests of these phases."""
     judged = []
     for text in texts:
         limit = limits.parse(text, where="limits")
-        steady = total(select(cells, scenario=limit.scope or None, phase="steady"))
+        steady = total(cell for key, cell in cells.items() if key.phase in phases and limit.scope in ("", key.scenario))
         scope = scopes.get(limit.scope) or _scope({}, ()) | {
-            "rates": _rates((), None) | _goodput({}, (), None, wanted=True)
+            "rates": _rates((), None) | _goodput({}, (), (), None, wanted=True)
         }
         judged.append(judge(limit, steady, scope).plain())
     return judged
@@ -262,11 +263,13 @@ def _rates(cells: Iterable[Cell], length_s: float | None) -> Summary:
     }
 
 
-def _goodput(cells: Cells, within: Iterable[Cell], length_s: float | None, *, wanted: bool) -> Summary:
-    """Return good requests per second, and their share of the steady requests that were due."""
+def _goodput(
+    cells: Cells, phases: Container[str], within: Iterable[Cell], length_s: float | None, *, wanted: bool
+) -> Summary:
+    """Return good requests per second, and their share of the requests of these phases that were due."""
     if not wanted:
         return {"goodput_per_s": None, "goodput_share": None}
-    steady = total(select(cells, phase="steady"))
+    steady = total(cell for key, cell in cells.items() if key.phase in phases)
     return {
         "goodput_per_s": _ratio(total(within).counters.get("good", 0), length_s),
         "goodput_share": _ratio(steady.counters.get("good", 0), due(steady)),

@@ -67,15 +67,8 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
     missed = fidelity.misses(summary["fidelity"], ending.generator_limits)
     found += [Finding(ExitCode.NOT_JUDGED, "generator", text) for text in missed]
     found += _missed(summary) if requests else []  # else there is nothing to judge, which has been said
-    spoken_of = any(limit["metric"] == "failures" and not limit["scope"] for limit in summary["limits"])
-    if spoken_of and failed:
-        pass  # a limit has the say
-    elif text := all_failed(summary):
-        found.append(Finding(ExitCode.MISSED, "failures", text))
-    elif failed and total["failed_share"] > FAILED_SHARE:
-        share = format_share(failed, failed + ok)
-        text = f"{share} of the requests failed, more than {percent(FAILED_SHARE)}{_most_often(summary)}"
-        found.append(Finding(ExitCode.MISSED, "failures", text))
+    if failed:
+        found += _failures(summary)
     elif requests and not ok:
         text = f"none of {format_count(requests)} requests came to an end: run longer (--run-time)"
         found.append(Finding(ExitCode.NOT_JUDGED, "load", text))
@@ -90,6 +83,20 @@ def _stability(judged: dict[str, Any] | None) -> list[Finding]:
     more = f", and {len(others)} more reason{'s' if len(others) > 1 else ''}" if others else ""
     code = ExitCode.MISSED if judged["verdict"] == "unstable" else ExitCode.NOT_JUDGED
     return [Finding(code, "stability", f"{judged['verdict']}: {first['text']}{more}")]
+
+
+def _failures(summary: dict[str, Any]) -> Iterator[Finding]:
+    """Yield what there is to say of failures, unless a limit for all parts has the say."""
+    if any(limit["metric"] == "failures" and not limit["scope"] for limit in summary["limits"]):
+        return
+    total = summary["total"]
+    failed, ok = total["failed"], total["outcomes"]["ok"]
+    if text := all_failed(summary):
+        yield Finding(ExitCode.MISSED, "failures", text)
+    elif total["failed_share"] > FAILED_SHARE:
+        share = format_share(failed, failed + ok)
+        text = f"{share} of the requests failed, more than {percent(FAILED_SHARE)}{_most_often(summary)}"
+        yield Finding(ExitCode.MISSED, "failures", text)
 
 
 def _missed(summary: dict[str, Any]) -> Iterator[Finding]:

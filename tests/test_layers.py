@@ -71,6 +71,7 @@ LAYERS = [
         "results",
         "incidents",
         "stages",
+        "course",
         "report",
         "progress",
         "options",
@@ -116,7 +117,7 @@ WITHOUT_GEVENT = [
     ),
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "summary", "verdict", "terminal", "results"),
-    *("chance", "intervals", "symptoms", "stability"),
+    *("chance", "intervals", "symptoms", "stability", "course"),
     *("incidents", "report", "simulated_faults", "simulated", "faults"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}

@@ -102,6 +102,10 @@ def _row(interval: Interval) -> dict[str, Any]:
         "sent": every.counters.get("sent", 0),
         **counts,
         "ttft": _latency(steady, "ttft", {"p50": 0.50, "p95": 0.95}),
+        "scenarios": {
+            name: _latency(total(interval.told(name)), "ttft", {"p95": 0.95})
+            for name in sorted({key.scenario for key in interval.cells})
+        },
         "itl": _latency(steady, "itl", {"p99": 0.99}),
         "tpot_mean_s": _seconds(steady.histograms.get("tpot", Histogram()).mean),
         "output_tokens_per_s": _per_s(every.counters.get("tokens_received", 0), length_s),

@@ -13,6 +13,7 @@ from typing import Any
 
 from vllm_locust import fidelity
 from vllm_locust.api import Counting
+from vllm_locust.course import course, stability_lines
 from vllm_locust.incidents import failure_table, outcome_lines, slowest_lines, slowest_tables
 from vllm_locust.quantity import format_count, format_duration, format_number, format_rate, format_share
 from vllm_locust.results import Run
@@ -42,6 +43,7 @@ def text(run: Run, *, full: bool = False) -> str:
         _overview(summary, full=full),
         stage_table(summary["stages"], rates="arrivals" in run.meta.load),
         _facts(run, full=full),
+        *course(run.recording, summary.get("stability"), full=full),
     ]
     if full:
         parts += [
@@ -206,6 +208,7 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         *labelled("Remarks", [*meta.remarks, *_remarks(summary)]),
         *_limit_lines(summary["limits"], meta.goodput),
         *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
+        *stability_lines(summary.get("stability")),
         *labelled("Verdict", verdicts or ["ok"]),
     ]
 

@@ -197,7 +197,7 @@ TOOLS = (
         "vllm-locust",
         "vllm-locust",
         _OURS,
-        _locust("locust_ours", "--prometheus-port=0", "--results={folder}/results"),
+        _locust("locust_ours", "--warmup=0", "--prometheus-port=0", "--results={folder}/results"),
         _read_ours,
     ),
     Tool("Locust with requests", "locust", _OURS, _locust("locust_requests"), _read_script),

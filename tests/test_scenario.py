@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from vllm_locust.errors import InputError
 from vllm_locust.prompts import Prompt
 from vllm_locust.scenario import Part, Pick, Scenario, digest, load, nonce, packaged, pick
+from vllm_locust.work import Work
 
 A = '[part.a]\nprompts = "p.jsonl"\n'
 in_tmp_path = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -423,6 +424,36 @@ def test_leaving_parts_out_changes_nothing_about_the_requests_of_those_that_stay
         before = [p.prompt.text for p in sent(whole, blocks * sum(numbers), seed) if p.part.name == each.name]
         after = sent(filtered, blocks * sum(p.weight for p in filtered.parts), seed)
         assert [p.prompt.text for p in after if p.part.name == each.name] == before
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(0, 99), st.integers(1, 7), st.data())
+def test_order_once_sends_each_prompt_that_tags_leave_exactly_once_on_any_number_of_workers(
+    prompts: list[int], seed: int, workers: int, data: st.DataObject
+) -> None:
+    """Weights do not count; nor does who has which part."""
+    parts = tuple(part(f"p{i}", number, weight=i + 1) for i, number in enumerate(prompts))
+    kept = data.draw(st.sets(st.sampled_from([p.name for p in parts]), min_size=1))
+    scenario = Scenario("s", parts, once=True).only(kept, None)
+    expected = Counter((p.name, prompt.text) for p in parts if p.name in kept for prompt in p.prompts)
+    amounts = {"Mixed": scenario.prompts}
+    assert amounts["Mixed"] == expected.total()
+    picks = []
+    for rank in range(workers):
+        work = Work(rank, workers, amounts=amounts)
+        while (item := work.take("Mixed")) is not None:
+            picks.append(pick(scenario, seed, "Mixed", item.index))
+            work.end(item, failed=False)
+    assert Counter((p.part.name, p.prompt.text) for p in picks) == expected
+    with pytest.raises(IndexError):
+        pick(scenario, seed, "Mixed", scenario.prompts)
+
+
+def test_order_once_mixes_parts_by_the_seed_and_keeps_lengths() -> None:
+    scenario = Scenario("s", (part("a", 20, output_tokens=5), part("b", 20)), once=True)
+    first, again, other = ([(p.part.name, p.prompt.text) for p in sent(scenario, 40, seed)] for seed in (1, 1, 2))
+    assert first == again != other
+    assert {name for name, _ in first[:20]} == {"a", "b"}
+    assert all(p.output_tokens == (5 if p.part.name == "a" else None) for p in sent(scenario, 40))
 
 
 def test_tags_name_parts_and_none_names_all() -> None:

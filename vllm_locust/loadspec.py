@@ -5,7 +5,8 @@ Each value is a text, whoever gave it; an error names the option or the key.
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import msgspec
@@ -13,7 +14,7 @@ import msgspec
 from vllm_locust.arrivals import PROCESSES, Arrivals, Segment, read_trace
 from vllm_locust.errors import InputError
 from vllm_locust.load import Load
-from vllm_locust.quantity import NS_PER_S, duration_s, format_duration, format_list
+from vllm_locust.quantity import NS_PER_S, duration_s, format_duration, format_list, number
 from vllm_locust.scenario import Given
 
 _LONGEST_WARMUP_S = 30.0
@@ -23,6 +24,8 @@ STAGES = "stages"
 """A request rate that is that of each stage."""
 _HOLD = re.compile(r"([0-9.,]+)(?: */ *s)?(?: +for +(.+))?")
 _RAMP = re.compile(r"to +([0-9.,]+)(?: */ *s)? +over +(.+)")
+_BETWEEN = re.compile(r"(?<![0-9]),|,(?![0-9]{3}(?![0-9]))")
+"""A comma that is none of a number's."""
 _RATES = "a rate per second like 20, or stretches like 5 for 60s, to 50 over 2m, 50"
 
 
@@ -41,16 +44,19 @@ def parse(
     arrivals = _arrivals(given, seed)
     stages, stage_s = _stages(given)
     if arrivals is not None and stages:
-        profile = tuple(Segment(rate, round(stage_s * NS_PER_S)) for rate in stages)
-        arrivals = msgspec.structs.replace(arrivals, profile=profile)
+        with _naming(given["stages"].where):
+            profile = tuple(Segment(rate, round(stage_s * NS_PER_S)) for rate in stages)
+            arrivals = msgspec.structs.replace(arrivals, profile=profile)
     requests = _whole(given, "requests", least=1)
     if once is not None:
         _exclude(given, "requests", 'order = "once" sends each prompt once, whatever their number')
         requests = once
     retries = _whole(given, "retry_failed", least=0) or 0
     if retries and (requests is None or arrivals is not None):
-        where = given["retry_failed"].where
-        raise InputError(f"{where} asks again at the end of a fixed number of requests: add --requests, and no rate")
+        raise InputError(
+            f"{given['retry_failed'].where} is {retries}: it is for a fixed number of requests without a rate, "
+            "like --requests 100"
+        )
     most = _whole(given, "max_in_flight", least=1)
     if most is not None and arrivals is None:
         raise InputError(
@@ -73,6 +79,15 @@ def parse(
 
 def _has(given: Mapping[str, Given], key: str) -> bool:
     return key in given and given[key].value not in (None, "")
+
+
+@contextmanager
+def _naming(where: str) -> Iterator[None]:
+    """Have an error of a schedule begin with who gave it."""
+    try:
+        yield
+    except InputError as error:
+        raise InputError(f"{where}: {error}") from None
 
 
 def _exclude(given: Mapping[str, Given], key: str, why: str) -> None:
@@ -100,7 +115,9 @@ def _arrivals(given: Mapping[str, Given], seed: int) -> Arrivals | None:
     if burstiness is not None and process not in ("", "gamma"):
         raise InputError(f"{given['burstiness'].where} is for gamma arrivals, not for {process} ones")
     process = process or ("poisson" if burstiness is None else "gamma")
-    return Arrivals(process=process, profile=_profile(given), burstiness=burstiness or 1.0, seed=seed)
+    profile = _profile(given)
+    with _naming(given["request_rate" if burstiness is None else "burstiness"].where):
+        return Arrivals(process=process, profile=profile, burstiness=burstiness or 1.0, seed=seed)
 
 
 def _trace(given: Mapping[str, Given], process: str) -> Arrivals:
@@ -111,7 +128,7 @@ def _trace(given: Mapping[str, Given], process: str) -> Arrivals:
     if process not in ("", "trace"):
         raise InputError(f"{given['arrivals'].where} is {process!r}, but there is a trace; leave one of them out")
     speed = _number(given, "trace_speed", lambda value: value > 0, "a number above 0, like 2 for twice as fast")
-    path = (given["trace"].folder or Path()) / given["trace"].value
+    path = (given["trace"].folder or Path()) / str(given["trace"].value)
     return Arrivals(process="trace", trace_ns=read_trace(path, speed or 1.0))
 
 
@@ -123,20 +140,20 @@ def _profile(given: Mapping[str, Given]) -> tuple[Segment, ...]:
     if value == STAGES:
         raise InputError(f"{where} is {STAGES}: add them, like --stages 5,10,20")
     segments = []
-    parts = [part.strip() for part in re.split(r",(?![0-9]{3}(?![0-9]))", str(value))]
+    parts = [part.strip() for part in _BETWEEN.split(str(value))]
     for position, part in enumerate(parts):
         ramp, hold = _RAMP.fullmatch(part), _HOLD.fullmatch(part)
         rate_text, length_text = ramp.groups() if ramp else hold.groups() if hold else ("", None)
-        try:
-            rate = float(rate_text.replace(",", ""))
-        except ValueError:
-            raise InputError(f"{where} is {value!r}, expected {_RATES}") from None
+        rate = _value(rate_text)
+        if math.isnan(rate):
+            raise InputError(f"{where} is {value!r}, expected {_RATES}")
         if length_text is None and position + 1 < len(parts):
             raise InputError(f"{where}: {part!r} has no end, though more follows; write {part} for 60s")
         length_s = None if length_text is None else duration_s(length_text, where=where)
-        if length_s == 0 or not math.isfinite(rate):
+        if length_s == 0:
             raise InputError(f"{where} is {value!r}, expected {_RATES}")
-        segments.append(Segment(rate, None if length_s is None else round(length_s * NS_PER_S), ramp is not None))
+        with _naming(where):
+            segments.append(Segment(rate, None if length_s is None else round(length_s * NS_PER_S), ramp is not None))
     if not any(segment.rate_per_s for segment in segments):
         raise InputError(f"{where} is {value!r}, expected a rate above 0")
     return tuple(segments)
@@ -150,10 +167,7 @@ def _stages(given: Mapping[str, Given]) -> tuple[tuple[float, ...], float]:
         return (), 0.0
     where, value, _ = given["stages"]
     texts = value if isinstance(value, list) else str(value).split(",")
-    try:
-        stages = tuple(float(text) for text in texts)
-    except (TypeError, ValueError):
-        stages = ()
+    stages = tuple(map(_value, texts))
     whole = _has(given, "request_rate") or all(stage.is_integer() for stage in stages)
     if not stages or not whole or not all(0 < stage < math.inf for stage in stages):
         raise InputError(f"{where} is {value!r}, expected numbers above 0 like 8,16,32: users, or rates with a rate")
@@ -179,23 +193,30 @@ def _warmup_s(given: Mapping[str, Given], length_s: float | None, *, fixed: bool
 
 
 def _whole(given: Mapping[str, Given], key: str, *, least: int) -> int | None:
-    number = _number(
+    found = _number(
         given, key, lambda value: value >= least and value.is_integer(), f"a whole number of at least {least}"
     )
-    return None if number is None else int(number)
+    return None if found is None else int(found)
 
 
 def _number(given: Mapping[str, Given], key: str, fits: Callable[[float], bool], expected: str) -> float | None:
     if not _has(given, key):
         return None
     where, value, _ = given[key]
-    try:
-        number = math.nan if isinstance(value, bool) else float(str(value).replace(",", ""))
-    except ValueError:
-        number = math.nan
-    if not math.isfinite(number) or not fits(number):
+    found = _value(value)
+    if not math.isfinite(found) or not fits(found):
         raise InputError(f"{where} is {value!r}, expected {expected}")
-    return number
+    return found
+
+
+def _value(value: object) -> float:
+    """Return a number, or what a text says that is one; NaN for anything else."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return float(value)
+    try:
+        return number(str(value))
+    except InputError:
+        return math.nan
 
 
 def _smallest(weights: dict[str, int]) -> dict[str, int]:

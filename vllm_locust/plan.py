@@ -30,6 +30,14 @@ _LONG_RAMP = 0.25
 """Share of a run above which its ramp-up is worth a remark."""
 
 
+_EXCLUDED = {
+    "trace": ("request_rate", "arrivals", "burstiness", "stages", "stage_time"),
+    "request_rate": ("trace", "trace_speed"),
+    "arrivals": ("burstiness",),
+}
+"""What an option takes the place of in a scenario's `[load]`, beside the key of its own name."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What a run will do."""
@@ -164,9 +172,11 @@ def given(user_classes: Sequence[type], options: Any, locustfile: Path | None) -
             f"the scenarios {format_list(tables)} both have a [load]; a run has one: "
             "keep it in one of them, or give --scenario"
         )
-    asked = next(iter(tables.values()), {})
     flags = {key: Given(f"--{key.replace('_', '-')}", getattr(options, key)) for key in LOAD_KEYS}
-    return asked | {key: value for key, value in flags.items() if value.value not in (None, "")}
+    flags = {key: value for key, value in flags.items() if value.value not in (None, "")}
+    replaced = {excluded for key in flags for excluded in _EXCLUDED.get(key, ())}
+    asked = next(iter(tables.values()), {})
+    return {key: value for key, value in asked.items() if key not in replaced} | flags
 
 
 def run_time_s(asked: dict[str, Given]) -> float | None:

@@ -179,7 +179,10 @@ def load_keys(name: str, *, relative_to: Path | None = None) -> dict[str, Given]
     """Return what a scenario file says of load; a file that it includes has no say in it."""
     path = _find(name, relative_to)
     table = _Table(path, "load.", _read_toml(path).get("load", {}))
-    given = {key: Given(f"{path}: load.{key}", table.take(key, _plain), path.parent) for key in LOAD_KEYS}
+    given = {
+        key: Given(f"{path}: load.{key}", table.take(key, _stages if key == "stages" else _plain), path.parent)
+        for key in LOAD_KEYS
+    }
     table.close(*LOAD_KEYS)
     return {key: value for key, value in given.items() if value.value is not None}
 
@@ -367,8 +370,16 @@ def _switch(value: object) -> bool:
 
 
 def _plain(value: object) -> object:
-    if isinstance(value, dict):
-        raise ValueError("a number, a text or a list of numbers")
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError("a number or a text")
+    return value
+
+
+def _stages(value: object) -> object:
+    if not isinstance(value, list):
+        return _plain(value)
+    if not all(isinstance(stage, int | float) and not isinstance(stage, bool) for stage in value):
+        raise ValueError("numbers, like [8, 16, 32]")
     return value
 
 

@@ -85,6 +85,7 @@ LAYERS = [
         "download",
         "worker",
         "master",
+        "pace",
         "webui",
         "host",
         "plugin",
@@ -120,7 +121,7 @@ WITHOUT_GEVENT = [
     *("chance", "intervals", "symptoms", "stability", "course"),
     *("incidents", "report", "simulated_faults", "simulated", "faults"),
 ]
-CONTACTS = {"users", "plan", "worker", "master", "webui", "host", "plugin"}
+CONTACTS = {"users", "plan", "worker", "master", "pace", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""
 SERVER = {"simulated_faults", "simulated", "simulated_wire", "simulator"}
 """The embedded server stands alone: it knows what servers do, and nothing of how we measure."""

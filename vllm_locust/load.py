@@ -5,9 +5,12 @@ the user class that a seeded pattern names; a fixed number of requests is the fi
 multiset that is sent does not depend on workers, nor on open or closed loop.
 """
 
+from typing import Any
+
 import msgspec
 
 from vllm_locust.arrivals import Arrivals
+from vllm_locust.quantity import NS_PER_S
 from vllm_locust.scenario import pattern
 
 
@@ -49,6 +52,30 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     def boundaries_ns(self, steady_ns: int) -> tuple[int, ...]:
         """Return when windows end early: at the end of the warm-up and of each stage."""
         return (steady_ns, *self.stages_ns)
+
+    def rate_text(self, at_ns: int) -> str:
+        """Name the stretch of the rate profile that an instant is in; empty in a closed loop, and in a trace."""
+        since_ns, stretches = 0, () if self.arrivals is None else self.arrivals.profile
+        for position, stretch in enumerate(stretches):
+            since_ns += stretch.length_ns or 0
+            if at_ns < since_ns or stretch.length_ns is None or position + 1 == len(stretches):
+                return f"{'to ' if stretch.ramp and at_ns < since_ns else ''}{stretch.rate_per_s:g}/s"
+        return ""
+
+    def facts(self) -> dict[str, Any]:
+        """Return what was asked for beyond users, for people and for comparisons; what was not asked is absent."""
+        arrivals, facts = self.arrivals, {}
+        if arrivals is not None:
+            facts = {
+                "arrivals": arrivals.process,
+                "burstiness": arrivals.burstiness if arrivals.process == "gamma" else None,
+                "request_rate": arrivals.profile[0].rate_per_s if len(arrivals.profile) == 1 else None,
+                "profile": msgspec.to_builtins(arrivals.profile) if len(arrivals.profile) > 1 else None,
+            }
+        facts |= {"max_in_flight": self.max_in_flight, "requests": self.requests, "retry_failed": self.retries or None}
+        if self.stages:
+            facts |= {"stages": list(self.stages), "stage_s": self.stage_ns / NS_PER_S}
+        return {name: value for name, value in facts.items() if value is not None}
 
     def request(self, seed: int, number: int) -> tuple[str, int]:
         """Return user class and index of a request of the whole run."""

@@ -16,11 +16,10 @@ from typing import Any, NoReturn
 import gevent
 import gevent.event
 import locust
-import msgspec
 from locust import events
 from locust.env import Environment
 from locust.event import EventHook
-from locust.runners import STATE_SPAWNING, MasterRunner, Runner, WorkerRunner
+from locust.runners import MasterRunner, Runner, WorkerRunner
 
 from vllm_locust import (
     __version__,
@@ -40,8 +39,8 @@ from vllm_locust.cluster import POLL_S, TICK_S
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
-from vllm_locust.load import Load
 from vllm_locust.master import Master
+from vllm_locust.pace import Pace
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
 from vllm_locust.terminal import printable
@@ -109,18 +108,12 @@ class Plugin:
         self._results = Path(self._options.results)
         finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
         self._master = Master(runner, self._results, finish_timeout_s)
+        self._pace = Pace(runner, self._master, self._end)
         self._prepared: plan.Plan | None = None
         self._started = ""
         self._name = "run"
-        self._users = 0
-        """The most users that Locust was told to run."""
-        self._current_users: int | None = None
         self._reset = False
         """Whether --reset-stats has had its one reset of the run."""
-        self._stepping: gevent.Greenlet | None = None
-        """What changes the number of users from stage to stage."""
-        self._over = ""
-        """Why the run has ended by itself."""
         self._refusal: gevent.Greenlet | None = None
         """The stop of a run that was refused."""
         self._run: results.Run | None = None
@@ -202,7 +195,7 @@ class Plugin:
             self._refusal.join()  # else it would stop this run
         try:
             prepared = prepared or self._plan()
-            self._check_fleet(prepared)
+            self._pace.check(prepared.settings.load)
         except InputError as error:
             self._master.refuse()
             logger.error("the run was refused: %s", error)
@@ -213,50 +206,19 @@ class Plugin:
             self._exporter.retire(self._master.recording)
         self._written.wait()  # the run before may still be writing
         self._run = self._saved = self._log = None
-        self._name, self._users, self._reset, self._over = self._options.name or "run", 0, False, ""
-        self._current_users = None
+        self._name, self._reset = self._options.name or "run", False
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
         self._master.begin(prepared)
-        if prepared.settings.load.stages:
-            self._stepping = gevent.spawn(self._step_through, prepared.settings.load)
+        self._pace.begin(prepared.settings.load)
 
-    def _check_fleet(self, prepared: plan.Plan) -> None:
-        """Refuse what these workers cannot do."""
-        load, workers, users = prepared.settings.load, self._master.fleet, self._runner.target_user_count
-        if load.max_in_flight is not None and load.max_in_flight < workers:
-            raise InputError(f"--max-in-flight {load.max_in_flight} for {workers} workers: each needs one at least")
-        if load.requests is not None and load.arrivals is None and users < workers:
-            raise InputError(
-                f"--requests for {users} users on {workers} workers: each sends its share, and needs one: -u {workers}"
-            )
-
-    def _step_through(self, load: Load) -> None:
-        """Have Locust run the users of one stage after the other, and end the run after the last one."""
-        start_ns = self._master.run_start_ns
-        for number, users in enumerate(load.stages):
-            gevent.sleep(max(0.0, (start_ns + number * load.stage_ns - time.monotonic_ns()) / 1e9))
-            while load.arrivals is None and self._runner.state == STATE_SPAWNING:
-                gevent.sleep(POLL_S)
-            if load.arrivals is None and self._runner.target_user_count != users:
-                self._runner.start(int(users), max(load.stages))
-        gevent.sleep(max(0.0, (start_ns + (load.length_ns or 0) - time.monotonic_ns()) / 1e9))
-        self._end("the last stage is over")
-
-    def _end(self, why: str) -> None:
+    def _end(self) -> None:
         """End the run as Locust does at --run-time."""
-        if self._master.phase is not Phase.RUNNING or self._over:
-            return
-        self._over = why
-        logger.info("%s, the run ends", why)
         if self._options.headless:
-            gevent.spawn(self._runner.quit)
+            self._runner.quit()
             return
-        gevent.spawn(self._stop_and_quit if self._options.autostart else self._runner.stop)
-
-    def _stop_and_quit(self) -> None:
         self._runner.stop()
-        if self._options.autoquit != -1:
+        if self._options.autostart and self._options.autoquit != -1:
             gevent.sleep(self._options.autoquit)
             self._runner.quit()
             if self._environment.web_ui is not None:
@@ -269,8 +231,7 @@ class Plugin:
     def _on_test_stopping(self) -> None:
         if self._master.phase not in (Phase.RUNNING, Phase.FINISHING):
             return  # a run that was refused: nothing may come between its stop and the next start
-        if self._stepping is not None and self._stepping is not gevent.getcurrent():
-            self._stepping.kill()
+        self._pace.stop()
         self._master.finish(float(self._options.stop_timeout or 0))
         if not isinstance(self._runner, MasterRunner):
             self._environment.stop_timeout = 0.0
@@ -361,7 +322,7 @@ class Plugin:
         load = prepared.settings.load
         planned_s = load.length_ns / 1e9 if load.length_ns else given.run_time
         short = load.requests is not None and not master.done
-        early = short or bool(self._immediate and planned_s and run_s < planned_s - 1 and not self._over)
+        early = short or bool(self._immediate and planned_s and run_s < planned_s - 1 and not self._pace.over)
         parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
         caches = {"cold" if part.cold else "natural" for part in parts.values()}
         return summary.Meta(
@@ -381,11 +342,11 @@ class Plugin:
             cache=", ".join(sorted(caches)),
             counting=prepared.settings.counting,
             load={
-                "users": max(self._users, self._runner.target_user_count),
+                "users": max(self._pace.most_users, self._runner.target_user_count),
                 "spawn_rate": None if self._environment.shape_class else given.spawn_rate,
                 "run_time_s": None if load.stages else given.run_time,
                 "workers": len(master.members),
-                **_load_facts(load),
+                **load.facts(),
             },
             expected_workers=[member.name for member in master.members.values()],
             missing_workers=master.missing,
@@ -412,19 +373,11 @@ class Plugin:
                 continue
             ticks += 1
             if self._master.phase is Phase.RUNNING:
-                self._note_users(self._runner.target_user_count)
                 self._master.watch()
-                if self._master.done:
-                    self._end("all requests have ended")
+                self._pace.tick()
             self._update_rows()
             if self._options.headless and ticks % _PROGRESS_S == 0:
                 print(self._progress_line(), file=sys.stderr, flush=True)  # noqa: T201 - the user's terminal
-
-    def _note_users(self, users: int) -> None:
-        if self._current_users not in (None, users):
-            self._master.mark(f"users {self._current_users} → {users}")
-        self._current_users = users
-        self._users = max(self._users, users)
 
     def _update_rows(self) -> None:
         if (recording := self._master.recording) is not None:
@@ -447,24 +400,6 @@ class Plugin:
             warming_up=master.warming_up,
             limits=master.plan.generator_limits if master.plan else DEFAULTS,
         )
-
-
-def _load_facts(load: Load) -> dict[str, Any]:
-    """Return what was asked for beyond users, what was not asked left out."""
-    arrivals = load.arrivals
-    facts: dict[str, Any] = {}
-    if arrivals is not None:
-        facts["arrivals"] = arrivals.process
-        if arrivals.process == "gamma":
-            facts["burstiness"] = arrivals.burstiness
-        if len(arrivals.profile) == 1:
-            facts["request_rate"] = arrivals.profile[0].rate_per_s
-        elif arrivals.profile and not load.stages:
-            facts["profile"] = msgspec.to_builtins(arrivals.profile)
-    facts |= {"max_in_flight": load.max_in_flight, "requests": load.requests, "retry_failed": load.retries or None}
-    if load.stages:
-        facts |= {"stages": list(load.stages), "stage_s": load.stage_ns / 1e9}
-    return {name: value for name, value in facts.items() if value is not None}
 
 
 events.init_command_line_parser.add_listener(options.add_options)

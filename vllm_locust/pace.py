@@ -1,0 +1,93 @@
+"""What changes the load while a run goes on, and what ends it by itself: stages, and the last of a number of requests.
+
+Changes of users and of the rate, whoever makes them, are marks in the recording.
+"""
+
+import logging
+import time
+from collections.abc import Callable
+
+import gevent
+from locust.runners import STATE_SPAWNING, Runner
+
+from vllm_locust.cluster import POLL_S
+from vllm_locust.errors import InputError
+from vllm_locust.load import Load
+from vllm_locust.master import Master
+from vllm_locust.run import Phase
+
+logger = logging.getLogger(__name__)
+
+
+class Pace:
+    """The load of a run, as it changes."""
+
+    def __init__(self, runner: Runner, master: Master, end: Callable[[], None]) -> None:
+        """`end` ends the run as Locust does at --run-time."""
+        self._runner = runner
+        self._master = master
+        self._end = end
+        self._load = Load()
+        self._stepping: gevent.Greenlet | None = None
+        self._users: int | None = None
+        self._rate = ""
+        self.most_users = 0
+        """The most users that Locust was told to run."""
+        self.over = False
+        """Whether the run has ended by itself."""
+
+    def check(self, load: Load) -> None:
+        """Refuse what these workers cannot do."""
+        workers, users = self._master.fleet, self._runner.target_user_count
+        if load.max_in_flight is not None and load.max_in_flight < workers:
+            raise InputError(f"--max-in-flight {load.max_in_flight} for {workers} workers: each needs one at least")
+        if load.requests is not None and load.arrivals is None and users < workers:
+            raise InputError(
+                f"--requests for {users} users on {workers} workers: each sends its share, and needs one: -u {workers}"
+            )
+
+    def begin(self, load: Load) -> None:
+        """A run has begun."""
+        self._load, self._users, self._rate, self.most_users, self.over = load, None, "", 0, False
+        if load.stages:
+            self._stepping = gevent.spawn(self._step_through)
+
+    def stop(self) -> None:
+        """The run is over."""
+        if self._stepping is not None and self._stepping is not gevent.getcurrent():
+            self._stepping.kill()
+        self._stepping = None
+
+    def tick(self) -> None:
+        """Note what has changed, and end a run whose requests have all ended."""
+        users = self._runner.target_user_count
+        if self._users not in (None, users):
+            self._master.mark(f"users {self._users} → {users}")
+        self._users, self.most_users = users, max(self.most_users, users)
+        rate = self._load.rate_text(time.monotonic_ns() - self._master.run_start_ns)
+        if self._rate not in ("", rate):
+            self._master.mark(f"rate {rate}")
+        self._rate = rate
+        if self._master.done:
+            self._finish("all requests have ended")
+
+    def _step_through(self) -> None:
+        """Have Locust run the users of one stage after the other, and end the run after the last one."""
+        load = self._load
+        for users, since_ns in zip(load.stages, load.stages_ns, strict=False):
+            self._sleep_until(since_ns)
+            while load.arrivals is None and self._runner.state == STATE_SPAWNING:
+                gevent.sleep(POLL_S)
+            if load.arrivals is None and self._runner.target_user_count != users:
+                self._runner.start(int(users), max(load.stages))
+        self._sleep_until(load.stages_ns[-1])
+        self._finish("the last stage is over")
+
+    def _sleep_until(self, at_ns: int) -> None:
+        gevent.sleep(max(0.0, (self._master.run_start_ns + at_ns - time.monotonic_ns()) / 1e9))
+
+    def _finish(self, why: str) -> None:
+        if self._master.phase is Phase.RUNNING and not self.over:
+            self.over = True
+            logger.info("%s, the run ends", why)
+            gevent.spawn(self._end)

@@ -16,7 +16,19 @@ import msgspec
 import pytest
 from processes import ROOT, Process, assert_clean, headless, locust, process, saved, simulator
 
-from vllm_locust import cli, fidelity, histogram, judgement, limit, requestlog, scenario, slowest, verdict
+from vllm_locust import (
+    cli,
+    fidelity,
+    histogram,
+    judgement,
+    limit,
+    requestlog,
+    scenario,
+    slowest,
+    stability,
+    symptoms,
+    verdict,
+)
 from vllm_locust.cell import Cell, Key
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
@@ -182,6 +194,23 @@ def test_the_bounds_that_the_text_names_are_those_of_the_code() -> None:
     assert f"in waits of {LONG_WAIT_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"in stretches of {STALL_NS // 1_000_000} ms and longer" in DEFINITIONS
     assert f"more than {100 * verdict.FAILED_SHARE:g} % of the requests failed" in FLOW
+
+
+def test_the_rules_of_stability_and_their_rates_are_those_of_the_code() -> None:
+    told = section("Stability", DEFINITIONS)
+    flow = " ".join(told.split())
+    rates = {row[0].strip("`"): row[2] for row in table(told)}
+    expected = {name: f"{100 * rate:g} %" for name, rate in symptoms.FALSE_ALARMS.items()}
+    assert f"in less than {expected.pop('interplay')} of all runs by chance" in flow
+    assert rates == expected
+    rules = {row[0].strip("`"): row[1] for row in table(told)}
+    assert f"by {100 * symptoms.DRIFT:g} % at least" in rules["drift"]
+    assert f"by {100 * symptoms.DRIFT:g} % at least" in rules["throughput"]
+    assert f"above {100 * symptoms.VARIATION:g} %" in rules["variation"]
+    assert f"more than {100 * symptoms.FAILED:g} % of the requests failed" in rules["failures"]
+    assert f"found with {100 * stability.POWER:g} % certainty" in flow
+    needs = [symptoms.needed(symptoms.FALSE_ALARMS["spike"] / (len(symptoms.SPIKING) * n * 30)) for n in (1, 3)]
+    assert f"30 windows of at least {needs[0]} requests of a scenario ({needs[1]}, of three scenarios)" in flow
 
 
 def test_what_is_kept_of_slow_requests_is_what_a_run_file_has() -> None:

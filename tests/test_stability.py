@@ -230,6 +230,21 @@ def test_failures_here_and_there_are_stable_up_to_one_in_a_hundred() -> None:
         assert judged(recorded(cells))["verdict"] == verdict
 
 
+def test_where_a_limit_speaks_of_failures_it_has_the_say_but_not_of_those_that_come_together() -> None:
+    """Three in each window are 5 %; ten in one are an incident, whatever the limit."""
+    cells = cells_of(log_normal(8, ONE))
+    for of_window in cells:
+        of_window[Key("short", "chat")].counters["outcome|http_429|429"] = 3
+    recording = recorded(cells)
+    verdicts = {
+        limit: summary(recording, Meta(stability=True, limits=[limit]))["stability"]["verdict"]
+        for limit in ("failures < 10%", "ttft p95 < 10s", "short: failures < 10%")
+    }
+    assert list(verdicts.values()) == ["stable", "unstable", "unstable"]
+    cells[5][Key("short", "chat")].counters["outcome|http_429|429"] = 25
+    assert judged(recorded(cells), limited=True)["reasons"][0]["windows"] == [5]
+
+
 def test_a_tpot_that_varies_from_window_to_window_is_unstable() -> None:
     """Every third window is twice as slow, in which no request is unusual."""
     verdict = judged(log_normal(9, ONE, slower=lambda _, window: 1.0 + (window % 3 == 0)))
@@ -318,6 +333,14 @@ def test_stages_change_the_load_so_no_change_is_the_servers() -> None:
     ]
     verdict = judged(recorded(staged))
     assert (verdict["verdict"], kinds(verdict)) == ("inconclusive", {"load"})
+
+
+def test_users_that_come_and_go_change_the_load_of_a_closed_loop_alone() -> None:
+    more = {index: {"users_last": 20} for index in range(15, 30)}
+    closed = judged(recorded(cells_of(log_normal(16, ONE, scheduled=False)), gauges=more))
+    assert (closed["verdict"], kinds(closed)) == ("inconclusive", {"load"})
+    assert closed["reasons"][0]["text"] == "there were 10 to 20 users: a constant load is judged"
+    assert judged(recorded(cells_of(log_normal(16, ONE)), gauges=more))["verdict"] == "stable"
 
 
 # Windows

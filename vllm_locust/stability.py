@@ -46,19 +46,21 @@ _SPOILT = {
 """By what is in doubt: which symptoms may come from that."""
 
 
-def judge(recording: Recording, *, missing: Sequence[str], early: bool, faults: Sequence[str]) -> dict[str, Any]:
+def judge(
+    recording: Recording, *, missing: Sequence[str], early: bool, faults: Sequence[str], limited: bool = False
+) -> dict[str, Any]:
     """Return the verdict on a recording, its reasons, remarks and a row for each window, as plain values.
 
     What was seen and may come from what is in doubt is `doubtful`, and no reason.
     `missing` are workers without final data, `faults` what the generator did wrong; `early` says that the run was
-    stopped before it was over.
+    stopped before it was over, and `limited` that a limit of the user's says how many requests may fail.
     """
     every = list(intervals(recording))
     judged = [window for window in every if window.steady and window.whole and not _asks_again(window)]
     evidence = Evidence.of(judged)
     together, sparse = _together(evidence)
     doubts = [*_doubts(evidence, missing, early=early, faults=faults), *sparse]
-    seen = [*_symptoms(evidence, together, _open_before(every, judged))]
+    seen = [*_symptoms(evidence, together, _open_before(every, judged), limited=limited)]
     remarks = [symptom for symptom in [*seen, *doubts] if symptom.kind in _REMARKS]
     doubts = [doubt for doubt in doubts if doubt.kind not in _REMARKS]
     seen = [symptom for symptom in seen if symptom.kind not in _REMARKS]
@@ -75,9 +77,11 @@ def judge(recording: Recording, *, missing: Sequence[str], early: bool, faults: 
     }
 
 
-def _symptoms(evidence: Evidence, together: dict[str, int], open_before: int) -> Iterator[Symptom]:
+def _symptoms(evidence: Evidence, together: dict[str, int], open_before: int, *, limited: bool) -> Iterator[Symptom]:
     yield from symptoms.silence(evidence)
-    yield from symptoms.failures(evidence)
+    if not limited:
+        yield from symptoms.failures(evidence)
+    yield from symptoms.failing_windows(evidence)
     yield from symptoms.spikes(evidence, together)
     yield from symptoms.drifts(evidence)
     yield from symptoms.variations(evidence)
@@ -132,6 +136,9 @@ def _doubts(evidence: Evidence, missing: Sequence[str], *, early: bool, faults: 
     stages = {key.stage for window in evidence.windows for key in window.cells if key.phase == STEADY}
     if len(stages) > 1:
         yield Symptom("load", f"the load changed in {len(stages)} stages: a constant one is judged")
+    users = [sum(seen.users_last for seen in window.gauges.values()) for window in evidence.windows]
+    if users and max(users) > min(users) and not any(evidence.counted("scheduled")):
+        yield Symptom("load", f"there were {min(users)} to {max(users)} users: a constant load is judged")
     if len(evidence.windows) < FEWEST_WINDOWS:
         text = f"{len(evidence.windows)} whole windows after the warm-up, and {FEWEST_WINDOWS} are needed"
         yield Symptom("short", f"{text}: run longer (--run-time)")

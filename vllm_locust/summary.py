@@ -91,25 +91,31 @@ def summary(recording: Recording, meta: Meta) -> Summary:
     whole["rates"] |= _in_flight(recording, recording.steady_windows, length_s)
     scenarios = {name: scope(name) for name in dict.fromkeys([*meta.parts, *labels])}
     fidelity = fidelity_of(recording, meta.generator_limits, all_seen(recording))
+    judged = _limits(meta.limits, cells, phases, {"": whole} | scenarios)
     return {
         "duration_s": length_s,
         "warmup": _warmup(recording, cells),
         "total": whole,
         "scenarios": scenarios,
-        "limits": _limits(meta.limits, cells, phases, {"": whole} | scenarios),
+        "limits": judged,
         "retry": _asked(select(everything, phase=RETRY)),
         "stages": _stages(recording, cells, meta),
         "failures": failures_of(recording),
         "slowest": slowest_of(recording),
         "fidelity": fidelity,
-        **({"stability": _stability(recording, meta, fidelity)} if meta.stability else {}),
+        **({"stability": _stability(recording, meta, fidelity, judged)} if meta.stability else {}),
     }
 
 
-def _stability(recording: Recording, meta: Meta, fidelity: Summary) -> Summary:
+def _stability(recording: Recording, meta: Meta, fidelity: Summary, judged: Iterable[Summary]) -> Summary:
     found = faults(fidelity, meta.generator_limits) if fidelity["token_events"] else []
-    texts = [fault.text for fault in found]
-    return stability.judge(recording, missing=meta.missing_workers, early=meta.ended_early, faults=texts)
+    return stability.judge(
+        recording,
+        missing=meta.missing_workers,
+        early=meta.ended_early,
+        faults=[fault.text for fault in found],
+        limited=any(limit["metric"] == "failures" and not limit["scope"] for limit in judged),
+    )
 
 
 def _warmup(recording: Recording, cells: Cells) -> Summary | None:

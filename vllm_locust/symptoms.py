@@ -36,7 +36,7 @@ the time that a request takes, since neighbours share requests.
 
 import math
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
@@ -338,31 +338,43 @@ def _thirds(values: Sequence[float]) -> tuple[float, float]:
 
 
 def failures(evidence: Evidence) -> Iterator[Symptom]:
-    """Yield too many failures: of all requests, of a scenario, or in some windows."""
-    allowed = FALSE_ALARMS["failures"] / 2 / max(len(evidence.steady), 1)
-    counts = [ended(window.cells.values()) for window in evidence.windows]
-    failed, number = sum(count["failed"] for count in counts), sum(count["failed"] + count["ok"] for count in counts)
+    """Yield too many failures: of all requests, or of a scenario."""
+    failed, number = _failed([cell for window in evidence.windows for cell in window.cells.values()])
     if failed > FAILED * number:
         yield Symptom("failures", f"{format_share(failed, number)} of the requests failed")
+    allowed = FALSE_ALARMS["failures"] / 2 / max(len(evidence.steady), 1)
     for scenario, cells in evidence.steady.items():
-        counts = [ended([cell]) for cell in cells]
-        hits, sizes = [count["failed"] for count in counts], [count["failed"] + count["ok"] for count in counts]
-        failed, number = sum(hits), sum(sizes)
+        failed, number = _failed(cells)
         if failed > FAILED * number and chance.binomial_at_least(failed, number, FAILED) <= allowed:
             text = f"{format_share(failed, number)} of the requests of {scenario} failed"
             yield Symptom("failures", text, scenario)
+
+
+def failing_windows(evidence: Evidence) -> Iterator[Symptom]:
+    """Yield scenarios with windows in which more requests failed than elsewhere."""
+    allowed = FALSE_ALARMS["failures"] / 2 / max(len(evidence.steady) * len(evidence.windows), 1)
+    for scenario, cells in evidence.steady.items():
+        failed, number = _failed(cells)
+        counts = [(window, *_failed([cell])) for window, cell in zip(evidence.windows, cells, strict=True)]
         found = [
-            (window, hit, size)
-            for window, hit, size in zip(evidence.windows, hits, sizes, strict=True)
-            if hit > FAILED * size and chance.at_least(hit, size, failed, number) <= allowed / len(sizes)
+            (hits / size, hits, size, window)
+            for window, hits, size in counts
+            if hits > FAILED * size and chance.at_least(hits, size, failed, number) <= allowed
         ]
         if found:
-            worst = max(found, key=lambda each: each[1] / each[2])
+            _, hits, size, worst = max(found, key=lambda each: each[0])
+            windows = [window for *_, window in found]
             text = (
-                f"requests of {scenario} failed together {_when([window for window, _, _ in found])}: "
-                f"{worst[1]} of {worst[2]} {_when([worst[0]])}, {failed} of {number} in the run"
+                f"requests of {scenario} failed together {_when(windows)}: {hits} of {size} {_when([worst])}, "
+                f"{failed} of {number} in the run"
             )
-            yield Symptom("failures", text, scenario, windows=tuple(window.index for window, _, _ in found))
+            yield Symptom("failures", text, scenario, windows=tuple(window.index for window in windows))
+
+
+def _failed(cells: Iterable[Cell]) -> tuple[int, int]:
+    """Return how many requests failed, and of how many that ended by themselves."""
+    counts = ended(cells)
+    return counts["failed"], counts["failed"] + counts["ok"]
 
 
 # Rates

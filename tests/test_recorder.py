@@ -988,6 +988,46 @@ def test_case_52_what_comes_after_the_stop_goes_behind_the_windows_of_the_run() 
     assert [master.gauges["w1", i].span_ns // MS for i in range(3)] == [1000, 500, 4200]
 
 
+@pytest.mark.parametrize("told_ms", [0, 1450, 1900])
+def test_a_window_ends_early_where_the_warm_up_does_and_nothing_is_lost_whenever_that_is_told(told_ms: int) -> None:
+    """Windows are 0 to 1, 1 to 1.5 and from there; who hears of it late has filed something in the window before."""
+    bench, timeline = live()
+    steps: list[Step] = [(told_ms, lambda: bench.recorder.move([1500 * MS]))]
+    steps += [(at_ms, lambda: timeline.token_event(0, bench.now_ns, 0)) for at_ms in (900, 1200, 1600, 2300, 2600)]
+    steps += [(at_ms, lambda: bench.tick(bench.now_ns / MS - START / MS)) for at_ms in (1000, 1650, 2000, 2550)]
+    bench.play(steps)
+    timeline.token_reads = 5
+    timeline.end(Outcome.OK, bench.at(3000))
+    bench.recorder.end(timeline)
+    bench.recorder.finish(bench.at(3100))
+    master = Recording("r", 0, WINDOW_MS * MS)
+    master.grid = master.grid.moved([1500 * MS])
+    master.merge(bench.recorder.report(bench.now_ns))
+    events = [total(master.window(i).values()).counters.get("token_events", 0) for i in range(4)]
+    assert events == ([1, 1, 2, 1] if told_ms < 1500 else [1, 2, 1, 1])
+    assert sum(gauges.late for gauges in master.gauges.values()) == 0
+    assert sum(gauges.span_ns for gauges in master.gauges.values()) == 3100 * MS
+
+
+def test_what_is_offered_and_dropped_is_counted_when_it_was_due_and_at_the_end() -> None:
+    bench, key = Bench(), Key("short", "chat")
+    for due_ms in (100, 900, 1100):
+        bench.recorder.offer(key, START + due_ms * MS)
+    bench.at(2500)
+    bench.recorder.drop(key)
+    cells = recorded_by(bench)
+    assert [cell.counters.get("scheduled", 0) for cell in cells] == [2, 1, 0]
+    assert [cell.counters.get("dropped", 0) for cell in cells] == [0, 0, 1]
+
+
+def recorded_by(bench: Bench) -> list[Cell]:
+    """Return all that happened in each of the first three windows."""
+    bench.recorder.finish(bench.now_ns)
+    master = Recording("r", 0, WINDOW_MS * MS)
+    master.merge(bench.recorder.report(bench.now_ns))
+    return [total(master.window(index).values()) for index in range(3)]
+
+
 def test_cpu_is_shared_out_over_the_windows_of_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
     cpu_ns = iter([7 * MS, 757 * MS])
     monkeypatch.setattr(time, "process_time_ns", lambda: next(cpu_ns))

@@ -77,8 +77,9 @@ class Member:
     displaced: bool = False
     """Whether another one has its rank, since it was lost for a while."""
     lost: bool = False
-    lost_ns: int = 0
     left: bool = False
+    gone_ns: int = 0
+    """Since when it has not taken part, whatever the reason; 0 while it does."""
 
 
 class Master:
@@ -149,7 +150,7 @@ class Master:
     def _inherit(self, heir: Member) -> bool:
         """Give a member the rank of one that is lost, if there is one."""
         for rank, member in enumerate(self._ranks):
-            if member.lost and not member.finished:
+            if member.gone_ns:
                 heir.rank, heir.taken, heir.done = rank, member.taken, False
                 heir.since_ns = time.monotonic_ns() - self.run_start_ns
                 member.rank, member.displaced, self._ranks[rank] = None, True, heir
@@ -270,8 +271,13 @@ class Master:
         """Whether all that there was to send has ended; a rank that is lost and finds no heir is given up."""
         given_up_ns = time.monotonic_ns() - round(self._finish_timeout_s * 1e9)
         return any(m.done for m in self._ranks) and all(
-            m.done or (m.lost and m.lost_ns < given_up_ns) for m in self._ranks
+            m.done or (m.gone_ns and m.gone_ns < given_up_ns) for m in self._ranks
         )
+
+    @property
+    def complete(self) -> bool:
+        """Whether every rank has sent all that it had to send."""
+        return all(m.done for m in self._ranks)
 
     def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         try:
@@ -330,6 +336,7 @@ class Master:
         logger.error("%s runs vllm-locust %s, this master %s; it takes no part", name, version, __version__)
         if msg.node_id in self.members:
             self.members[msg.node_id].refused = True
+            self.members[msg.node_id].gone_ns = time.monotonic_ns()
             if self.log is not None:
                 self.log.forget(msg.node_id)
             self.mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
@@ -341,19 +348,26 @@ class Master:
             lost, left = gone and not member.finished, gone and member.finished
             if lost and not member.lost:
                 logger.warning("%s is lost; what it had reported stays in the results", member.name)
-                self.mark(f"{member.name} lost")
-                member.lost_ns = time.monotonic_ns()
+                self.mark(f"{member.name} lost{self._share(member)}")
             elif member.lost and not gone:
                 self.mark(f"{member.name} back")
                 if member.displaced:
                     self._send_finish(client, 0.0)
             elif left and not member.left and self.phase is Phase.RUNNING:
-                self.mark(f"{member.name} left")
+                self.mark(f"{member.name} left{self._share(member)}")
             member.lost, member.left = lost, left
+            if not member.refused:
+                member.gone_ns = (member.gone_ns or time.monotonic_ns()) if gone else 0
         for client, member in self.members.items():
             if self._stands_by(member) and not self._gone(client) and self._inherit(member):
                 self._send_start(client)
         self._look_for_steady()
+
+    def _share(self, member: Member) -> str:
+        """Say what nobody sends any more, unless somebody takes a member's place."""
+        if self.plan is None or self.plan.settings.load.arrivals is None or member.rank is None:
+            return ""
+        return f", and with it 1 of {len(self._ranks)} parts of the request rate"
 
     def _stands_by(self, member: Member) -> bool:
         return member.rank is None and not (member.late or member.refused or member.finished or member.displaced)

@@ -321,7 +321,7 @@ class Plugin:
         run_s = ((master.stop_ns or 0) - master.run_start_ns) / 1e9
         load = prepared.settings.load
         planned_s = load.length_ns / 1e9 if load.length_ns else given.run_time
-        short = load.requests is not None and not master.done
+        short = load.requests is not None and not master.complete
         early = short or bool(self._immediate and planned_s and run_s < planned_s - 1 and not self._pace.over)
         parts = {part.name: part for s in prepared.scenarios.values() for part in s.parts}
         caches = {"cold" if part.cold else "natural" for part in parts.values()}

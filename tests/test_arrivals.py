@@ -2,6 +2,7 @@
 
 import json
 import math
+from bisect import bisect_left
 from collections.abc import Iterator
 from fractions import Fraction
 from itertools import islice, pairwise
@@ -109,7 +110,7 @@ def test_offsets_never_fall_and_never_come_before_the_start(arrivals: Arrivals) 
 @given(profiles)
 @settings(deadline=None)
 def test_the_kth_request_leaves_when_the_integral_of_the_rate_is_k(profile: tuple[Segment, ...]) -> None:
-    for k, offset in enumerate(first(Arrivals(process="constant", profile=profile), 1500)):
+    for k, offset in list(enumerate(first(Arrivals(process="constant", profile=profile), 1500)))[::23]:
         rate, integral = rate_and_integral(profile, offset)
         # One nanosecond of rounding, and a quantum for each stretch.
         assert abs(integral - k) <= rate * Fraction(1, S) + (len(profile) + 1) * Fraction(QUANTUM)
@@ -118,10 +119,10 @@ def test_the_kth_request_leaves_when_the_integral_of_the_rate_is_k(profile: tupl
 @given(profiles)
 @settings(deadline=None)
 def test_each_stretch_of_a_constant_process_has_its_integral_of_requests(profile: tuple[Segment, ...]) -> None:
-    offsets = [Fraction(offset, S) for offset in first(Arrivals(process="constant", profile=profile), 5000)]
+    offsets = first(Arrivals(process="constant", profile=profile), 5000)
     for begin, end, low, high in spans(profile):
-        if end is not None and (len(offsets) < 5000 or end < offsets[-1]):
-            count = sum(begin <= offset < end for offset in offsets)
+        if end is not None and (len(offsets) < 5000 or end * S < offsets[-1]):
+            count = bisect_left(offsets, end * S) - bisect_left(offsets, begin * S)
             assert abs(count - (low + high) / 2 * (end - begin)) <= 1
 
 

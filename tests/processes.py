@@ -103,9 +103,9 @@ def get(url: str) -> str:
         return str(response.read().decode())
 
 
-def served(url: str) -> dict[str, int]:
+def served(url: str, getter: Callable[[str], str] = get) -> dict[str, int]:
     """Return what a simulator says it has served: requests sent to their end, and tokens."""
-    page = get(f"{url}/metrics")
+    page = getter(f"{url}/metrics")
     reasons = re.findall(r'^vllm:request_success_total\{.*finished_reason="(\w+)".*\} ([\d.e+]+)$', page, re.MULTILINE)
     tokens = re.findall(r"^vllm:generation_tokens_total\{.*\} ([\d.e+]+)$", page, re.MULTILINE)
     completed = sum(float(n) for reason, n in reasons if reason in ("stop", "length"))

@@ -6,20 +6,28 @@ here asserts speed, only that nothing comes early or in another order.
 
 import dataclasses
 import http.client
+import itertools
 import json
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import gevent
 import gevent.socket
+import processes
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from vllm_locust import cli, faults
+from vllm_locust.errors import InputError
+from vllm_locust.simulated import Token, due, pick_break
+from vllm_locust.simulated_faults import Drift, Errors, Fault, Slow, SlowSeat, Stall
 from vllm_locust.simulator import Profile, Simulator
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -120,6 +128,11 @@ def metric(simulator: Simulator, name: str, **labels: str) -> float:
 
 def ended(simulator: Simulator, reason: str) -> float:
     return metric(simulator, "vllm:request_success_total", finished_reason=reason)
+
+
+def emitted_ns(reply: Reply) -> list[int]:
+    """Return when the server says that it wrote each token."""
+    return [event["emitted_ns"] for event in reply.events() if event.get("choices") and not opens(event["choices"][0])]
 
 
 def whole_chunks(received: bytes) -> Iterator[bytes]:
@@ -329,7 +342,7 @@ def test_tokens_leave_when_planned_and_never_early(run: Callable[..., Simulator]
     before = time.monotonic_ns()
     reply = post(simulator, CHAT, **HELLO, stream=True, max_tokens=20, ignore_eos=True)
     after = time.monotonic_ns()
-    emitted = [event["emitted_ns"] for event in reply.events() if not opens(event["choices"][0])]
+    emitted = emitted_ns(reply)
     assert len(emitted) == 20
     assert emitted == sorted(emitted)
     late_s = [(ns - before) / 1e9 - (0.03 + 6 * 0.005 + 0.01 * i) for i, ns in enumerate(emitted)]
@@ -517,3 +530,214 @@ def test_an_ipv6_host_is_bracketed_in_the_url() -> None:
 def test_a_profile_no_server_could_have_is_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         Profile(**fields)
+
+
+MS, S, MINUTE = 10**6, 10**9, 60 * 10**9
+
+begins = st.integers(0, 10 * S)
+spans = st.integers(1, 5 * S)
+stalls = st.lists(st.builds(Stall, spans, begins), max_size=4).map(tuple)
+gaps = st.lists(st.integers(0, 3 * S), min_size=1, max_size=20)
+
+
+def answer(*gaps_ns: int) -> list[Token]:
+    """Return an answer whose tokens come at these distances, the first from the seat."""
+    ends = list(itertools.accumulate(gaps_ns))
+    return [Token(end, 0, ordinal, " a", None) for ordinal, end in enumerate(ends, 1)]
+
+
+def instants(given_faults: tuple[Fault, ...], tokens: list[Token], seated_ns: int, seat: int = 1) -> list[int]:
+    return [due_ns for due_ns, _ in due(given_faults, tokens, seated_ns, seat)]
+
+
+def frozen(given_stalls: tuple[Stall, ...], begin_ns: int, end_ns: int) -> int:
+    """Return for how long of a time some stall was: the sum of its pieces that are within one."""
+    edges = sorted({begin_ns, end_ns, *(edge for s in given_stalls for edge in (s.begin_ns, s.begin_ns + s.length_ns))})
+    return sum(
+        later - sooner
+        for sooner, later in itertools.pairwise(edges)
+        if begin_ns <= sooner < end_ns and any(s.begin_ns <= sooner < s.begin_ns + s.length_ns for s in given_stalls)
+    )
+
+
+def test_without_faults_tokens_are_due_as_drawn() -> None:
+    tokens = answer(80 * MS, 12 * MS, 0, 7)
+    assert list(due((), tokens, 5, 0)) == [(5 + token.due_ns, token) for token in tokens]
+
+
+@given(stalls, gaps, begins)
+def test_in_a_stall_nothing_is_due_and_all_that_follows_keeps_its_distance(
+    given_stalls: tuple[Stall, ...], gaps_ns: list[int], seated: int
+) -> None:
+    found = instants(given_stalls, answer(*gaps_ns), seated)
+    for instant, planned in zip(found, itertools.accumulate(gaps_ns), strict=True):
+        assert instant - seated - frozen(given_stalls, seated, instant) == planned
+        assert not any(stall.begin_ns <= instant < stall.begin_ns + stall.length_ns for stall in given_stalls)
+
+
+def test_what_is_due_when_a_stall_begins_comes_after_it() -> None:
+    stall = (Stall(15 * S, 100 * S),)
+    assert instants(stall, answer(S, S, S, S), 98 * S) == [99 * S, 115 * S, 116 * S, 117 * S]
+    assert instants(stall, answer(S, S), 107 * S) == [116 * S, 117 * S]  # no first token out of a frozen server
+    assert instants(stall, answer(S, S), 115 * S) == [116 * S, 117 * S]
+
+
+@pytest.mark.parametrize(("seated", "factor"), [(59 * S, 1), (60 * S, 3), (70 * S - 1, 3), (70 * S, 1)])
+def test_who_gets_a_seat_in_a_slow_time_is_slow_to_the_end(seated: int, factor: int) -> None:
+    found = instants((Slow(3.0, 60 * S, 10 * S),), answer(80 * MS, 20 * S, 12 * MS), seated)
+    assert found == [seated + factor * planned for planned in (80 * MS, 20_080 * MS, 20_092 * MS)]
+
+
+def test_with_a_drift_each_gap_takes_as_long_as_its_begin_says() -> None:
+    drift = (Drift(0.5),)
+    assert instants(drift, answer(MINUTE, MINUTE, 100 * MS), 0) == [MINUTE, 2.5 * MINUTE, 2.5 * MINUTE + 225 * MS]
+    assert instants(drift, answer(80 * MS), 2 * MINUTE) == [2 * MINUTE + 160 * MS]
+
+
+def test_only_the_first_seat_is_the_slow_one() -> None:
+    assert instants((SlowSeat(4.0),), answer(80 * MS, 12 * MS), 7, seat=0) == [7 + 320 * MS, 7 + 368 * MS]
+    assert instants((SlowSeat(4.0),), answer(80 * MS, 12 * MS), 7, seat=1) == [7 + 80 * MS, 7 + 92 * MS]
+
+
+def test_faults_that_meet_are_multiplied() -> None:
+    both = (Slow(3.0, 0, S), SlowSeat(2.0), Drift(1.0))
+    assert instants(both, answer(10 * MS), S // 2, seat=0) == [S // 2 + round(60 * MS * (1 + 1 / 120))]
+
+
+def test_errors_break_their_share_of_the_streams_that_begin_in_their_time() -> None:
+    profile = Profile(stream_errors=0.125, early_ends=0.25, faults=(Errors(0.5, 60 * S, 10 * S),))
+
+    def kinds(came_ns: int) -> list[str | None]:
+        return [pick_break(profile, number, came_ns) for number in range(16)]
+
+    for came_ns in (0, 60 * S - 1, 70 * S):
+        assert (kinds(came_ns).count("error"), kinds(came_ns).count("early end")) == (2, 4)
+    for came_ns in (60 * S, 70 * S - 1):
+        assert (kinds(came_ns).count("error"), kinds(came_ns).count("early end")) == (10, 4)
+        assert all(kinds(came_ns)[k : k + 4].count("error") >= 2 for k in range(0, 16, 4))
+
+
+def test_a_frozen_server_writes_nothing_and_goes_on_where_it_was(run: Callable[..., Simulator]) -> None:
+    stall = Stall(300 * MS, 150 * MS)
+    simulator = run(CONSTANT, emission=True, faults=(stall,))
+    lengths = {"max_tokens": 30, "ignore_eos": True, "stream": True}
+    before = time.monotonic_ns()
+    clients = [gevent.spawn(post, simulator, CHAT, **HELLO, **lengths) for _ in range(5)]
+    wait_until(lambda: simulator._began is not None)
+    assert simulator._began is not None
+    begin = simulator._began + stall.begin_ns
+    end = begin + stall.length_ns
+    gevent.sleep(max(0, begin - 15 * MS - time.monotonic_ns()) / 1e9)
+    time.sleep(0.05)  # without gevent, so the server wakes up in the stall for what was due before it
+    with closing(Connection(simulator)) as late:
+        late.request("POST", TEXT, json.dumps({"prompt": "x", **lengths}))
+        response = late.getresponse()
+        assert time.monotonic_ns() >= end  # not even headers
+        assert min(emitted_ns(Reply(200, response.headers, response.read()))) >= end + 30 * MS
+    for client in clients:
+        emitted = emitted_ns(client.get(timeout=5))
+        assert not any(begin <= ns < end for ns in emitted)
+        planned = instants((stall,), answer(30 * MS, *[10 * MS] * 29), 0)
+        assert all(ns >= before + due_ns for ns, due_ns in zip(emitted, planned, strict=True))
+        assert emitted[-1] >= end
+
+
+def test_of_two_seats_that_take_turns_the_first_one_is_slow(run: Callable[..., Simulator]) -> None:
+    simulator = run(CONSTANT, emission=True, seats=2, faults=(SlowSeat(8.0),))
+    took = []
+    for _ in range(6):
+        before = time.monotonic_ns()
+        reply = post(simulator, CHAT, **HELLO, stream=True, max_tokens=3, ignore_eos=True)
+        took.append([ns - before for ns in emitted_ns(reply)])
+    for slow in took[0::2]:
+        assert all(ns >= due_ns for ns, due_ns in zip(slow, [240 * MS, 320 * MS, 400 * MS], strict=True))
+    # Planned for an eighth of it; two, as the machine may be slow once.
+    assert min(took[3][-1], took[5][-1]) < 400 * MS
+
+
+def test_a_seat_that_changes_hands_stays_the_seat_that_it_is(run: Callable[..., Simulator]) -> None:
+    simulator = run(CONSTANT, emission=True, seats=1, faults=(SlowSeat(5.0),))
+    before = time.monotonic_ns()
+    clients = [gevent.spawn(post, simulator, CHAT, **HELLO, stream=True, max_tokens=1) for _ in range(3)]
+    firsts = sorted(emitted_ns(client.get(timeout=5))[0] - before for client in clients)
+    assert all(ns >= due_ns for ns, due_ns in zip(firsts, [150 * MS, 300 * MS, 450 * MS], strict=True))
+
+
+def test_the_clock_of_the_faults_begins_with_the_first_stream(run: Callable[..., Simulator]) -> None:
+    simulator = run(FAST, faults=(Errors(1.0, 0, 3600 * S), Slow(2.0, 3600 * S, S)))
+    post(simulator, CHAT, **HELLO, max_tokens=1)
+    assert simulator._began is None
+    before = time.monotonic_ns()
+    assert '"error"' in post(simulator, CHAT, **HELLO, stream=True, max_tokens=9).body.decode()
+    assert simulator._began is not None
+    assert before <= simulator._began <= time.monotonic_ns()
+    later = run(FAST, faults=(Errors(1.0, 3600 * S, S),))
+    assert '"error"' not in post(later, CHAT, **HELLO, stream=True, max_tokens=9).body.decode()
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("stall 15s at 100s", Stall(15 * S, 100 * S)),
+        ("slow 3x at 60s for 10s", Slow(3.0, 60 * S, 10 * S)),
+        ("drift 50% per minute", Drift(0.5)),
+        ("errors 30% at 60s for 10s", Errors(0.3, 60 * S, 10 * S)),
+        ("slow seat 4x", SlowSeat(4.0)),
+        ("  stall 1m 30s   at 300 ms ", Stall(90 * S, 300 * MS)),
+        ("stall 5 at 0", Stall(5 * S, 0)),
+        ("slow 0.5x at 0s for 2.5m", Slow(0.5, 0, 150 * S)),
+        ("errors 0.05 at 0s for 1h", Errors(0.05, 0, 3600 * S)),
+        ("drift 150% per minute", Drift(1.5)),
+    ],
+)
+def test_a_fault_is_read(text: str, fault: Fault) -> None:
+    assert faults.parse(text) == fault
+
+
+def test_each_example_of_the_help_is_a_fault() -> None:
+    assert {type(faults.parse(text)) for text in faults.EXAMPLES} == {Stall, Slow, Drift, Errors, SlowSeat}
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "'' is no fault; write it like one of\n  stall 15s at 100s\n"),
+        ("stall 15s", "'stall 15s' is no fault"),
+        ("stall -1s at 5s", "'-1s' is not a duration"),
+        ("stall 15q at 5s", "'15q' is not a duration"),
+        ("stall 0s at 5s", "it lasts no time"),
+        ("stall 1s at 99999999h", "99999999h is too long"),
+        (f"stall 1s at {'9' * 400}s", "is not a duration"),
+        ("slow 0x at 1s for 1s", "0x is no factor"),
+        ("slow -2x at 1s for 1s", "is no fault"),
+        ("slow nanx at 1s for 1s", "is no fault"),
+        ("slow 3 at 1s for 1s", "is no fault"),
+        ("slow seat 0.0x", "0.0x is no factor"),
+        (f"slow seat {'9' * 400}x", "is no fault"),
+        ("drift -5% per minute", "is no fault"),
+        ("drift 5% per hour", "is no fault"),
+        ("errors 130% at 1s for 1s", "'130%' is not a share"),
+        ("errors 30% at 1s for 0s", "it lasts no time"),
+    ],
+)
+def test_what_is_no_fault_is_refused_with_what_is(text: str, reason: str) -> None:
+    with pytest.raises(InputError) as refused:
+        faults.parse(text)
+    assert str(refused.value).startswith("--fault")
+    assert reason in str(refused.value)
+
+
+def test_the_command_refuses_a_fault_before_it_serves(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["simulate", "--port", "0", "--fault", "slow seat 2x", "--fault", "explode"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("vllm-locust: --fault: 'explode' is no fault; write it like one of\n")
+
+
+def test_the_command_tells_the_server_its_faults(tmp_path: Path) -> None:
+    given_faults = ("--fault", "drift 50% per minute", "--fault", "errors 100% at 0s for 1h")
+    with processes.simulator(tmp_path, "--ttft", "0ms", "--itl", "0ms", *given_faults) as url:
+        body = json.dumps({**HELLO, "stream": True, "max_tokens": 9, "ignore_eos": True}).encode()
+        request = urllib.request.Request(f"{url}{CHAT}", body, {"Content-Type": "application/json"})
+        with urllib.request.urlopen(request, timeout=10) as response:
+            assert b'"error"' in response.read()

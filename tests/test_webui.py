@@ -33,7 +33,7 @@ def shown(row):
 
 
 before = shown(stats.total)
-update_rows(stats, cells)
+update_rows(stats, cells, ("steady",))
 rows = {f"{method} {name}": shown(row) for (name, method), row in stats.entries.items()}
 print(json.dumps({"rows": rows, "before": before, "after": shown(stats.total)}))
 """

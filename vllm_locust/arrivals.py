@@ -85,6 +85,8 @@ class Arrivals(msgspec.Struct, frozen=True, kw_only=True):
             raise InputError(
                 f"{self.process} arrivals: a trace needs its offsets alone, all others a rate profile alone"
             )
+        if not -(1 << 63) <= self.seed < 1 << 64:  # what msgpack carries
+            raise InputError(f"seed {self.seed}: expected a whole number of at most 64 bits")
         if not _BURSTINESS[0] <= self.burstiness <= _BURSTINESS[1]:
             low, high = _BURSTINESS
             raise InputError(f"burstiness {self.burstiness}: expected a number from {low} to {high:,.0f}")

@@ -121,6 +121,12 @@ def locust(*arguments: str | Path, locustfile: Path = MIXED) -> list[str]:
     return [sys.executable, "-m", "locust", "-f", str(locustfile), *map(str, arguments)]
 
 
+def forked(workers: int) -> list[str]:
+    """Return the options of a run whose master forks its workers, on a port of its own."""
+    port = str(free_port())
+    return ["--processes", str(workers), "--master-bind-port", port, "--master-port", port]
+
+
 def headless(folder: Path, host: str, *arguments: str) -> list[str]:
     """Return the options of a run without a browser, whose results go to a folder."""
     results = str(folder / "results")
@@ -157,7 +163,7 @@ def cluster(  # noqa: PLR0913 - what differs between tests
             for number in range(workers)
         ]
         bind = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
-        expected = ["--expect-workers", str(workers)]
+        expected = ["--expect-workers", str(workers)] if workers else []
         master = locust(*bind, *expected, *arguments, locustfile=locustfile)
         yield Cluster(started.enter_context(process(master, folder / "master.log", cwd=folder)), running)
 

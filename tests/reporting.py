@@ -22,7 +22,8 @@ from locust import events
 from vllm_locust.cluster import REPORT
 
 
-def pass_on(runner, number, last, send):
+def pass_on(runner, data, number, send):
+    last = data["last"]
 {passing}
 
 
@@ -37,7 +38,7 @@ def watch(runner, **_):
             line |= {{"last": data["last"], "report": data["report"].hex()}}
         print(json.dumps(line), file=kept, flush=True)
         if kind == REPORT:
-            pass_on(runner, next(numbers), data["last"], lambda: send(kind, data, client_id))
+            pass_on(runner, data, next(numbers), lambda: send(kind, data, client_id))
         else:
             send(kind, data, client_id)
 
@@ -48,8 +49,8 @@ def watch(runner, **_):
 def reporting(folder: Path, *, before: str = "", passing: str = "send()", locustfile: Path = MIXED) -> Path:
     """Write a locustfile for workers that keeps their reports in the folder in which they run.
 
-    `before` runs before anything is imported. `passing` passes a report on by `send()`: the `number`-th of all, maybe
-    the `last` of a run.
+    `before` runs before anything is imported. `passing` passes a report, which is in `data`, on by `send()`: the
+    `number`-th of all, maybe the `last` of a run.
     """
     path = folder / "reporting_locustfile.py"
     path.write_text(

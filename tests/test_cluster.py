@@ -16,6 +16,7 @@ from processes import (
     Cluster,
     assert_clean,
     cluster,
+    forked,
     free_port,
     get,
     headless,
@@ -95,7 +96,7 @@ def test_ctrl_c_on_the_master_loses_nothing(tmp_path: Path, server: str) -> None
 
 def test_ctrl_c_on_everyone_at_once_loses_nothing(tmp_path: Path, server: str) -> None:
     """What a terminal does to `--processes`."""
-    arguments = headless(tmp_path, server, "-u", "10", "-r", "10", "--processes", "2")
+    arguments = headless(tmp_path, server, "-u", "10", "-r", "10", *forked(2))
     with process(locust(*arguments), tmp_path / "locust.log", cwd=tmp_path) as running:
         wait_for(lambda: served(server)["completed"] > 20, "requests")
         os.killpg(running.popen.pid, signal.SIGINT)

@@ -36,6 +36,7 @@ from processes import (
     Cluster,
     assert_clean,
     cluster,
+    forked,
     free_port,
     headless,
     locust,
@@ -650,7 +651,7 @@ def test_after_ctrl_c_on_everyone_at_once_no_row_is_missing_and_texts_are_where_
     tmp_path: Path, server: str
 ) -> None:
     """What a terminal does to `--processes`."""
-    arguments = headless(tmp_path, server, "-u", "10", "-r", "10", "--processes", "2", "--request-log", "--log-text")
+    arguments = headless(tmp_path, server, "-u", "10", "-r", "10", *forked(2), "--request-log", "--log-text")
     command = locust(*arguments, "--scenario", scenario(tmp_path))
     with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
         wait_for(lambda: served(server)["completed"] > 40, "requests")

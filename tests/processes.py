@@ -207,6 +207,12 @@ def saved(folder: Path) -> dict[str, Any]:
     return dict(json.loads(path.read_text()))
 
 
+def when(run: dict[str, Any], happened: str) -> int:
+    """Return the second of a saved run at which something happened, by how its remark begins."""
+    (second,) = re.findall(rf"^(\d+) s: {re.escape(happened)}", "\n".join(run["meta"]["remarks"]), re.MULTILINE)
+    return int(second)
+
+
 def assert_clean(*processes: Process, but: str = "") -> None:
     """Check that nothing was logged as an error: Locust swallows what listeners raise."""
     for running in processes:

@@ -1,6 +1,5 @@
 """A server, a master and three workers on five machines: what the report says is what reached the server."""
 
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +10,7 @@ from typing import Any
 
 import pytest
 from namespaces import MACHINES, Machine, existing, machines
-from processes import Process, assert_clean, headless, locust, process, saved, served, wait_for
+from processes import Process, assert_clean, headless, locust, process, saved, served, wait_for, when
 from reporting import assert_holds, ended, reporting, sent, told
 
 pytestmark = MACHINES
@@ -129,14 +128,31 @@ def test_a_minute_with_a_cable_pulled_and_a_worker_killed_loses_nothing_that_was
     assert 0 <= counted["completed"] - ok <= RATE / 3 * 2
     for name in ("client-1", "client-2"):  # without a network, too, every request was due at its instant
         assert abs(ended(told(sent(tmp_path, running.workers[name]))) - 60 * RATE / 3) <= 1
-    marks = {text: int(at_s) for at_s, text in re.findall(r"(\d+) s: ([^\n]+)", "\n".join(run["meta"]["remarks"]))}
-    assert 11 <= marks[f"{cut_off} lost"] <= 17
-    assert 20 <= marks[f"{cut_off} back"] <= 38
-    assert killed_s + 1 <= marks[f"{lost} lost"] <= killed_s + 8
+    assert 11 <= when(run, f"{cut_off} lost") <= 17
+    assert 20 <= when(run, f"{cut_off} back") <= 38
+    assert killed_s + 1 <= when(run, f"{lost} lost") <= killed_s + 8
     assert run["meta"]["missing_workers"] == [lost]
     printed = " ".join(running.master.output.split())
     assert f"{lost} lost" in printed
     assert f"{cut_off} back" in printed
+
+
+@pytest.mark.long
+def test_a_worker_whose_cable_is_out_when_the_run_ends_is_named_and_nobody_waits_for_it_long(tmp_path: Path) -> None:
+    with fleet(tmp_path, "-t", "12s") as running:
+        running.at(9.5)
+        after(lambda: sent(tmp_path, running.workers["client-1"]))
+        running.machines["client-1"].cut()
+        cut_off = len(sent(tmp_path, running.workers["client-1"]))
+        assert running.master.wait(30) == 4, running.master.output
+        assert time.monotonic() - running.started_s < 12 + 12
+        for name in ("client-2", "client-3"):
+            running.workers[name].wait(20)
+        run = saved(tmp_path)
+        heard = [sent(tmp_path, running.workers["client-1"])[:cut_off]]
+        heard += [sent(tmp_path, running.workers[name]) for name in ("client-2", "client-3")]
+        assert_holds(run, [told(reports) for reports in heard])
+        assert run["meta"]["missing_workers"] == [running.name("client-1")]
 
 
 def test_nothing_is_left_of_machines_also_where_a_test_fails() -> None:

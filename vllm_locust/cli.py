@@ -19,7 +19,8 @@ _EPILOG = """\
 examples:
   vllm-locust simulate --port 8000
   vllm-locust check --host http://localhost:8000 --scenario mixed
-  locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 10 -t 5m --headless
+  locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 50 -t 5m --headless
+  locust -f locustfiles/mixed.py --host http://localhost:8000 --request-rate 20 -t 5m --headless
   vllm-locust report results/run_20260101-120000
 """
 

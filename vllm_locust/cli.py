@@ -122,7 +122,7 @@ def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     verb.add_argument(
         "--stability", action="store_true", help="find a rate by stages, then test the server at three quarters of it"
     )
-    verb.add_argument("--stages", default="4,8,12,16", help="rates of its stages (default: 4,8,12,16)")
+    verb.add_argument("--stages", default="8,16,24,32", help="rates of its stages (default: 8,16,24,32)")
     verb.add_argument("--stage-time", default="20s", help="how long each stage takes (default: 20s)")
     verb.add_argument(
         "--limit", default="ttft p95 < 500ms", help='what a stage has to meet (default: "ttft p95 < 500ms")'

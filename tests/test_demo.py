@@ -1,10 +1,15 @@
 """`vllm-locust demo`: one command, and nothing of it left afterwards."""
 
+import json
 import sys
 from pathlib import Path
 
 import pytest
 from processes import Process, assert_clean, free_port, process, saved, simulator, wait_for
+
+from vllm_locust import cli, scenario
+from vllm_locust.stability import FEWEST_WINDOWS
+from vllm_locust.symptoms import FALSE_ALARMS, SPIKING, needed
 
 
 def demo(folder: Path, *flags: str) -> list[str]:
@@ -56,6 +61,28 @@ def test_the_demo_measures_another_server_and_says_what_it_lacks(tmp_path: Path)
             assert (
                 _remark(running) == "the server has no completions endpoint; user class MixedCompletions was left out"
             )
+
+
+def test_the_stability_test_of_the_demo_sends_enough_of_each_scenario_to_be_judged() -> None:
+    _, good, *_ = cli._parser().parse_args(["demo"]).stages.split(",")  # the simulator is at its end beyond the third
+    parts = scenario.load("stability").parts
+    rarest = min(part.weight for part in parts) / sum(part.weight for part in parts)
+    windows = 27  # of 10 s, after the warm-up
+    chance = FALSE_ALARMS["spike"] / (len(SPIKING) * len(parts) * windows)
+    assert 0.75 * float(good) * rarest * 10 * (windows // FEWEST_WINDOWS) > 1.5 * needed(chance)
+
+
+@pytest.mark.long
+def test_the_demo_of_stability_holds_three_quarters_of_the_last_rate_that_met_the_limit(tmp_path: Path) -> None:
+    stages = ("--stability", "--stages", "8,60", "--stage-time", "6s", "--run-time", "6s")
+    with process(demo(tmp_path, *stages), tmp_path / "demo.log", cwd=tmp_path) as running:
+        assert running.wait() == 4, running.output  # too short a test to be called stable
+        assert_clean(running)
+        assert "the last stage that met its limits: 8\n" in running.output
+    (path,) = (tmp_path / "results").glob("demo-stability_*/run.json")
+    meta = json.loads(path.read_text())["meta"]
+    assert (meta["load"]["request_rate"], meta["stability"]) == (6, True)
+    assert meta["limits"] == ["ttft p95 < 500ms"]
 
 
 def _remark(running: Process) -> str:

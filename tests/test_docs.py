@@ -22,21 +22,27 @@ from vllm_locust import (
     histogram,
     judgement,
     limit,
+    loadspec,
+    plan,
     requestlog,
     scenario,
     slowest,
     stability,
+    summary,
     symptoms,
     verdict,
 )
-from vllm_locust.cell import Cell, Key
+from vllm_locust.arrivals import PROCESSES, Arrivals, Segment
+from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Key
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
 from vllm_locust.exporter import Exporter, Snapshot
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.hub import STALL_NS
+from vllm_locust.load import Load
 from vllm_locust.quantity import NS_PER_S, duration_s
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
+from vllm_locust.scenario import Given
 from vllm_locust.slowest import Slow
 from vllm_locust.summary import fidelity_of, slowest_of
 from vllm_locust.timeline import METRICS, Outcome, Unit
@@ -45,6 +51,7 @@ from vllm_locust.workers import Seen
 
 README = (ROOT / "README.md").read_text()
 DEFINITIONS = (ROOT / "docs" / "metrics.md").read_text()
+LOAD = (ROOT / "docs" / "load.md").read_text()
 CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text()
 MAKEFILE = (ROOT / "Makefile").read_text()
 FLOW = " ".join(README.split())
@@ -135,12 +142,13 @@ def test_locust_accepts_every_locust_command(parser: dict[str, Any]) -> None:
     assert len(of("locust")) >= 6
     assert parser["rejected"] == []
     files = {words[words.index("-f") + 1] for words in of("locust")}
-    assert files - {"locustfile.py", "-", "$(vllm-locust path mixed.py)"} == {"locustfiles/mixed.py"}
-    assert (ROOT / "locustfiles" / "mixed.py").is_file()
+    examples = files - {"locustfile.py", "-", "$(vllm-locust path mixed.py)"}
+    assert examples == {"locustfiles/mixed.py", "locustfiles/stability.py"}
+    assert all((ROOT / example).is_file() for example in examples)
 
 
 def test_every_verb_accepts_its_commands() -> None:
-    assert {words[0] for words in of("vllm-locust")} == {"check", "report"}
+    assert {words[0] for words in of("vllm-locust")} == {"check", "report", "simulate"}
     for words in of("vllm-locust"):
         assert cli._parser().parse_args(words).act
 
@@ -155,7 +163,7 @@ def test_every_make_target_exists_and_ci_finds_its_own() -> None:
 
 def test_every_flag_that_is_named_exists(parser: dict[str, Any]) -> None:
     theirs = section("Coming from `vllm bench serve`")
-    ours = README.replace(theirs, "\n".join(row[-1] for row in table(theirs)))
+    ours = README.replace(theirs, "\n".join(row[-1] for row in table(theirs))) + LOAD
     verbs = re.findall(r"--[a-z-]+", (ROOT / "vllm_locust" / "cli.py").read_text())
     known = {*parser["flags"], *verbs, "--build", "--scale"}
     assert {flag for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]+", ours) if flag not in known} == set()
@@ -172,7 +180,6 @@ def test_the_web_form_has_the_fields_that_are_named(parser: dict[str, Any]) -> N
     shown = [flag.removeprefix("--") for flag, (_, in_form) in parser["ours"].items() if in_form]
     listed = f"{', '.join(shown[:-1])} and {shown[-1]}"
     assert f"The web form shows {listed}." in FLOW
-    assert f"The form has fields for {listed}." in FLOW
 
 
 def test_defaults_and_ports_that_the_text_names_are_those_of_locust_and_ours(parser: dict[str, Any]) -> None:
@@ -211,6 +218,55 @@ def test_the_rules_of_stability_and_their_rates_are_those_of_the_code() -> None:
     assert f"found with {100 * stability.POWER:g} % certainty" in flow
     needs = [symptoms.needed(symptoms.FALSE_ALARMS["spike"] / (len(symptoms.SPIKING) * n * 30)) for n in (1, 3)]
     assert f"30 windows of at least {needs[0]} requests of a scenario ({needs[1]}, of three scenarios)" in flow
+
+
+def test_the_numbers_of_a_run_file_are_those_that_are_told() -> None:
+    told = section("The run file", DEFINITIONS)
+    load, numbers = (re.findall(r"^\| (`.*?) \|", part, re.MULTILINE) for part in told.split("`summary` has"))
+    empty = summary.summary(Recording("run", 0, NS_PER_S), summary.Meta(stability=True))
+    assert re.findall(r"\w+", " ".join(numbers)) == list(empty)
+    facts = Load(
+        arrivals=Arrivals(process="gamma", profile=(Segment(1.0),)),
+        max_in_flight=1,
+        requests=1,
+        retries=1,
+        stages=(1.0,),
+        stage_ns=NS_PER_S,
+    ).facts()
+    always = ["users", "spawn_rate", "run_time_s", "workers"]
+    assert {*re.findall(r"\w+", " ".join(load))} == {*always, *facts, "profile"}
+    (frame,) = re.findall(r"^`recording` is.*?\n\n", told, re.MULTILINE | re.DOTALL)
+    saved_ns = {name for name in Recording("run", 0, NS_PER_S).save_frame() if name.endswith("_ns")}
+    assert {*re.findall(r"`(\w+_ns)`", frame)} == saved_ns
+
+
+def test_the_phases_told_are_those_of_the_code() -> None:
+    assert names(section("Time of a run", DEFINITIONS)) == [WARMUP, STEADY, RETRY]
+
+
+def test_the_rates_and_arrivals_that_are_told_are_understood(tmp_path: Path) -> None:
+    told = section("Arrivals", LOAD)
+    assert names(told) == list(PROCESSES)
+    rates = names(told.partition("A **rate** is")[2])
+    assert rates[-1] == loadspec.STAGES
+    for rate in (f"5 for 60s, {rates[2]}", *rates[:2], f"{rates[3]}, 5"):
+        assert parsed(request_rate=rate).arrivals
+    (tmp_path / "arrivals.jsonl").write_text(blocks("json", LOAD)[0])
+    assert parsed(trace=str(tmp_path / "arrivals.jsonl"), trace_speed="2").arrivals is not None
+
+
+def parsed(**given: str) -> Load:
+    options = {key: Given(f"--{key}", value) for key, value in given.items()}
+    return loadspec.parse(options, seed=0, weights={"Chat": 1}, once=None, run_time_s=None)
+
+
+def test_the_warm_up_told_is_that_of_the_code() -> None:
+    assert loadspec.parse({}, seed=0, weights={}, once=None, run_time_s=60.0).warmup_ns == 6 * NS_PER_S
+    assert loadspec.parse({}, seed=0, weights={}, once=None, run_time_s=6000.0).warmup_ns == 30 * NS_PER_S
+    assert "a tenth of the run, at most 30 s" in FLOW
+    assert parsed().until_answered
+    assert not parsed(request_rate="20").until_answered
+    assert parsed(requests="20").warmup_ns == 0
 
 
 def test_what_is_kept_of_slow_requests_is_what_a_run_file_has() -> None:
@@ -309,6 +365,52 @@ def test_every_example_runs_as_a_locustfile(server: str, tmp_path: Path) -> None
         assert list(saved(runs[-1][0])["summary"]["scenarios"]) == ["mine"]
 
 
+LOADS = (
+    *("At a rate", "Warm-up", "A fixed number of requests", "The knee of a server", "Setting limits"),
+    "Is it stable?",
+)
+SHORT = {
+    "-t 5m": "-t 2s",
+    "--warmup 30s": "--warmup 1s",
+    "--stage-time 60s": "--stage-time 1s",
+    "--stages 5,10,20,40": "--stages 5,10 --stage-time 1s",
+    "--stages 8,16,32,64": "--stages 4,8",
+    "for 60s, to 50 over 2m": "for 1s, to 50 over 1s",
+    "--requests 1000": "--requests 100",
+    "stability.py": "stability.py -t 2s",
+}
+
+
+def test_every_load_that_readme_shows_runs(server: str, tmp_path: Path) -> None:
+    shown = [
+        line for title in LOADS for line in "".join(blocks("sh", section(title))).splitlines() if line[:7] == "locust "
+    ]
+    assert len(shown) >= 12
+    (tmp_path / "locustfile.py").write_text(blocks("python")[0])
+    (tmp_path / "questions.toml").write_text(next(text for text in blocks("toml") if "once" in text))
+    (tmp_path / "questions.jsonl").write_text("".join(f'{{"prompt": "Question {number}"}}\n' for number in range(50)))
+    (tmp_path / "locustfiles").symlink_to(ROOT / "locustfiles")
+    for number in range(0, len(shown), 8):
+        with ExitStack() as started:
+            runs = []
+            for place, line in enumerate(shown[number : number + 8], number):
+                for long, short in SHORT.items():
+                    line = line.replace(long, short)  # noqa: PLW2901
+                words = shlex.split(line.replace("http://my-server:8000", server))[1:]
+                where = ["--results", str(tmp_path / f"{place}" / "results"), "--prometheus-port", "0"]
+                command = [sys.executable, "-m", "locust", *words, *where, "--only-summary"]
+                runs.append(started.enter_context(process(command, tmp_path / f"{place}.log", cwd=tmp_path)))
+            for place, run in enumerate(runs, number):
+                code = run.wait()
+                run_file = saved(tmp_path / f"{place}")
+                judged = run_file["meta"]["limits"] or run_file["meta"]["stability"]
+                assert code in ((0, 3, 4) if judged else (0,)), run.output
+                assert_clean(run)
+                assert run_file["summary"]["total"]["outcomes"]["ok"], run.output
+                if "--requests" in shown[place] or "questions" in shown[place]:
+                    assert run_file["summary"]["total"]["requests"] == (100 if "--requests" in shown[place] else 50)
+
+
 def shape(output: str) -> tuple[list[str], list[str]]:
     """Return the labels of a report that are always there, and the heads of its columns."""
     report = output[re.search(r"^Run  ", output, re.MULTILINE).start() :]  # type: ignore[union-attr]
@@ -325,29 +427,39 @@ def test_the_first_example_is_three_lines_on_the_first_screen() -> None:
 
 
 def test_the_report_shown_has_three_scenarios_a_failure_and_fidelity() -> None:
-    (report,) = blocks("text")
+    report = blocks("text")[0]
     for line in (r"short +\d", r"long +\d", r"longform +\d", r"all +\d", r" +\d+ stream_error ", r"Fidelity +measured"):
         assert re.search(rf"^{line}", report, re.MULTILINE), line
 
 
 def test_the_scenario_shown_loads(tmp_path: Path) -> None:
-    (text,) = blocks("toml")
+    text = next(text for text in blocks("toml") if "[part.chat]" in text)
     (tmp_path / "mine.toml").write_text(text)
     (tmp_path / "chat.jsonl").write_text('{"prompt": "a"}\n{"messages": [{"role": "user", "content": "b"}]}\n')
     (tmp_path / "documents.jsonl").write_text('{"prompt": "c", "output_tokens": 7}\n')
     loaded = scenario.load("mine.toml", relative_to=tmp_path)
     assert [(part.name, part.weight, len(part.prompts)) for part in loaded.parts] == [("chat", 3, 2), ("summary", 1, 1)]
+    given = scenario.load_keys("mine.toml", relative_to=tmp_path)
+    load = loadspec.parse(given, seed=0, weights={"Chat": 1}, once=None, run_time_s=plan.run_time_s(given))
+    assert load.facts() == {"arrivals": "poisson", "request_rate": 20.0}
 
 
 def test_the_packaged_scenarios_are_those_that_readme_describes() -> None:
-    assert set(scenario.packaged()) == {"short", "long", "longform", "mixed"}
-    assert "Four scenarios are packaged" in FLOW
+    assert set(scenario.packaged()) == {"short", "long", "longform", "mixed", "stability"}
+    assert "Five scenarios are packaged" in FLOW
     text = " ".join(section("Writing a scenario").split())
     for name in ("short", "long", "longform"):
         (part,) = scenario.load(name).parts
         assert re.search(rf"`{name}` \([^)]*, {part.output_tokens} tokens\)", text)
     weights = " : ".join(str(part.weight) for part in scenario.load("mixed").parts)
     assert f"as {weights}" in text
+    assert scenario.load("stability").parts == scenario.load("mixed").parts
+    assert scenario.load_keys("stability")["run_time"].value == "5m"
+
+
+def test_the_keys_of_a_load_are_those_of_the_code() -> None:
+    (told,) = re.findall(r"^- `\[load\]` .*?(?=^- |^$)", section("Writing a scenario"), re.MULTILINE | re.DOTALL)
+    assert {*re.findall(r"`([a-z_]{5,})`", told)} - {"stability = true"} == set(scenario.LOAD_KEYS)
 
 
 def test_of_100_streams_of_which_75_break_plain_locust_reports_none(tmp_path: Path) -> None:
@@ -397,7 +509,9 @@ def test_the_families_listed_are_those_that_can_be_exported() -> None:
     cell = Cell()
     for name in (*METRICS, "uncertainty"):
         cell.histogram(name).add(1)
-    for name in ("stamped", "sent", "outcome|ok|200", "tokens_received", "tokens_failed", "token_events"):
+    for name in ("stamped", "scheduled", "dropped", "sent", "good", "outcome|ok|200"):
+        cell.count(name)
+    for name in ("tokens_received", "tokens_failed", "token_events"):
         cell.count(name)
     recording, gauges = Recording("run", 0, NS_PER_S), Gauges(span_ns=NS_PER_S, core_wait_ns=0)
     window = WindowState(index=0, seq=1, sealed=True, gauges=gauges, cells=to_wire({Key("short", "chat"): cell}))
@@ -456,9 +570,12 @@ def test_units_follow_the_text() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for text, folder in ((README, ROOT), (CONTRIBUTING, ROOT), (DEFINITIONS, ROOT / "docs")):
+    for text, folder in ((README, ROOT), (CONTRIBUTING, ROOT), (DEFINITIONS, ROOT / "docs"), (LOAD, ROOT / "docs")):
         for target in re.findall(r"\]\(([^)]+)\)", text):
             path, _, anchor = target.partition("#")
-            linked = (folder / path).read_text()
-            heads = [head.lower().replace(" ", "-") for head in re.findall(r"^#+ (.*)$", linked, re.MULTILINE)]
+            linked = (folder / path).read_text() if path else text
+            heads = [
+                re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-")
+                for head in re.findall(r"^#+ (.*)$", linked, re.MULTILINE)
+            ]
             assert not anchor or anchor in heads, target

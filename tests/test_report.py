@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from vllm_locust.api import Counting
-from vllm_locust.cell import Cell, Cells, Key
+from vllm_locust.cell import RETRY, Cell, Cells, Key
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
@@ -339,6 +339,24 @@ def test_requests_that_met_a_stale_connection_are_counted_in_a_remark(number: in
     shown = text(Run.of(recorded({Key("one", "chat"): cell}), Meta()))
     assert ("on a fresh connection, since the server had closed the idle one" in shown) == bool(number)
     assert words in shown
+
+
+@pytest.mark.parametrize(
+    ("number", "dropped", "retries"),
+    [
+        (0, "", ""),
+        (1, "1 request was due and not sent by the end", "1 request asked again"),
+        (1234, "1,234 requests were due and not sent by the end", "1,234 requests asked again"),
+    ],
+)
+def test_what_was_dropped_and_what_was_asked_again_is_counted(number: int, dropped: str, retries: str) -> None:
+    cell = answered(5, ttft_ms=9, gap_ms=3, tokens=4)
+    cell.counters["dropped"] = number
+    again = {Key("one", "chat", RETRY): Cell(counters={"sent": number, "outcome|ok|200": number})}
+    shown = text(Run.of(recorded({Key("one", "chat"): cell} | again), Meta()))
+    assert dropped in shown
+    assert retries in shown
+    assert ("due and not sent" in shown) == ("counted apart" in shown) == bool(number)
 
 
 def test_what_is_unusual_about_tokens_is_said_only_then() -> None:

@@ -19,7 +19,8 @@ _EPILOG = """\
 examples:
   vllm-locust simulate --port 8000
   vllm-locust check --host http://localhost:8000 --scenario mixed
-  locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 10 -t 5m --headless
+  locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 50 -t 5m --headless
+  locust -f locustfiles/mixed.py --host http://localhost:8000 --request-rate 20 -t 5m --headless
   vllm-locust report results/run_20260101-120000
 """
 
@@ -121,7 +122,7 @@ def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     verb.add_argument(
         "--stability", action="store_true", help="find a rate by stages, then test the server at three quarters of it"
     )
-    verb.add_argument("--stages", default="4,8,12,16", help="rates of its stages (default: 4,8,12,16)")
+    verb.add_argument("--stages", default="8,16,24,32", help="rates of its stages (default: 8,16,24,32)")
     verb.add_argument("--stage-time", default="20s", help="how long each stage takes (default: 20s)")
     verb.add_argument(
         "--limit", default="ttft p95 < 500ms", help='what a stage has to meet (default: "ttft p95 < 500ms")'

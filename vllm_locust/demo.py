@@ -23,8 +23,9 @@ from vllm_locust.stages import last_met
 
 _READY_S = 20.0
 _GRACE_S = 5.0
-_SEATS = "16"
-"""Of the simulator in the stability test: few enough for its stages to show where it is full, at some 13 requests/s."""
+_SEATS = "32"
+"""Of the simulator in the stability test: few enough for its stages to show where it is full, at some 26 requests/s,
+and enough for each scenario to have the requests in a window that the verdict needs."""
 _OF_LAST_RATE = 0.75
 
 

@@ -238,14 +238,16 @@ def _queue(total: Summary) -> Iterator[str]:
             f"sent up to {format_duration(queue['max'])} late (p95 {format_duration(queue['p95'])}); "
             f"from when it was due, TTFT p95 {format_duration(due['p95'])}, p99 {format_duration(due['p99'])}"
         )
-    if total["dropped"]:
-        yield f"{format_count(total['dropped'])} requests were due and not sent by the end; limits count them as failed"
+    if dropped := total["dropped"]:
+        whom = "1 request was" if dropped == 1 else f"{format_count(dropped)} requests were"
+        yield f"{whom} due and not sent by the end; limits count {'it' if dropped == 1 else 'them'} as failed"
 
 
 def _retries(retry: Summary) -> Iterator[str]:
-    if retry["requests"]:
+    if number := retry["requests"]:
+        whom = "1 request" if number == 1 else f"{format_count(number)} requests"
         yield (
-            f"{format_count(retry['requests'])} requests asked what had failed again, counted apart: "
+            f"{whom} asked again what had failed, counted apart: "
             f"{format_count(retry['ok'])} ok, {format_count(retry['failed'])} failed"
         )
 

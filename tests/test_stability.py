@@ -6,7 +6,7 @@ import pytest
 from windowed import WINDOW_S, Change, Traffic, log_normal, recorded, steadily
 
 from vllm_locust import stability, symptoms
-from vllm_locust.cell import Cells, Key
+from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording
@@ -85,8 +85,8 @@ def test_a_rise_by_half_over_the_run_is_found(size: int) -> None:
 @pytest.mark.long
 @pytest.mark.parametrize(("kind", "slower"), [("spike", tripled), ("drift", drifting)])
 def test_what_is_promised_of_power_holds_with_the_fewest_requests(kind: str, slower: Change) -> None:
-    """In 400 runs with as few requests in a window as are accepted."""
-    assert share_of(range(400), kind, {"short": Traffic(NEEDED)}, slower) >= stability.POWER
+    """In 400 runs with as few requests in a window as are accepted: of 18 in the mean, a tenth are fewer than 13."""
+    assert share_of(range(400), kind, {"short": Traffic(18)}, slower) >= stability.POWER
 
 
 # Runs made up for it
@@ -194,6 +194,13 @@ def test_case_43_a_closed_loop_hides_a_stall_in_percentiles_and_not_in_the_verdi
     assert {tuple(r["windows"]) for r in verdict["reasons"][1:]} == {(11,)}
 
 
+def test_a_window_in_which_a_stall_begins_is_a_silence_though_some_tokens_came_before() -> None:
+    cells = cells_of(log_normal(6, ONE, scheduled=False))
+    cells[10] = {Key("short", "chat"): Cell(counters={"tokens_received": 60})}
+    verdict = judged(recorded(cells, gauges={10: WAITING}))
+    assert verdict["reasons"][0]["text"] == "hardly a token came at 100 to 110 s, while streams were in flight"
+
+
 def test_a_window_without_requests_is_no_silence() -> None:
     """Nobody asked, nobody answered."""
     cells = cells_of(log_normal(6, ONE, scheduled=False))
@@ -266,12 +273,12 @@ def test_a_sparse_run_is_inconclusive_and_says_what_is_needed() -> None:
     verdict = judged(log_normal(10, {"short": Traffic(2)}))
     (reason,) = verdict["reasons"]
     assert (verdict["verdict"], reason["kind"], reason["scenario"]) == ("inconclusive", "sparse", "short")
-    assert f"2 requests in a window, in the median, and {NEEDED} are needed" in reason["text"]
+    assert f"nine of ten windows have to have {NEEDED} requests to show a spike, 3 taken together" in reason["text"]
 
 
 def test_a_scenario_with_few_requests_is_judged_by_several_windows_at_a_time() -> None:
-    """Six in a window: three windows together are enough, and a slow half minute shows."""
-    few = {"short": Traffic(7)}
+    """Eight in a window: three windows together are enough, and a slow half minute shows."""
+    few = {"short": Traffic(8)}
     assert judged(log_normal(11, few))["verdict"] == "stable"
     verdict = judged(log_normal(11, few, slower=lambda _, window: 3.0 if 12 <= window < 15 else 1.0))
     assert {12, 13, 14} <= {w for r in verdict["reasons"] if r["kind"] == "spike" for w in r["windows"]}

@@ -17,6 +17,8 @@ from vllm_locust.timeline import Outcome
 WHOLE = 0.9
 """A window of which less is left is shown with its own length, and not judged (case 50)."""
 
+_SHORTEST_NS = 50_000_000
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
@@ -77,8 +79,11 @@ def ended(cells: Iterable[Cell]) -> dict[str, int]:
 
 
 def rows(windows: Iterable[Interval]) -> list[dict[str, Any]]:
-    """Return the figures of each window of a run; where a schedule offers, a window without an arrival has 0 of it."""
-    found = [_row(window) for window in windows]
+    """Return the figures of each window of a run; where a schedule offers, a window without an arrival has 0 of it.
+
+    A run of `5m` is over some microseconds later, and the window of that time, if nothing is in it, is left out.
+    """
+    found = [_row(window) for window in windows if window.cells or window.length_s * NS_PER_S >= _SHORTEST_NS]
     if any(window["offered_per_s"] is not None for window in found):
         for window in found:
             window["offered_per_s"] = window["offered_per_s"] or 0.0

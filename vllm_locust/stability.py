@@ -14,8 +14,6 @@ Windows of the warm-up are left out, and so are those of which less than nine te
 which failed requests were asked again.
 """
 
-import math
-import statistics
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -30,11 +28,11 @@ FALSE_ALARM = sum(FALSE_ALARMS.values())
 """How often a run in which nothing but chance is at work is called unstable, at most."""
 POWER = 0.9
 """How surely a window in which everything takes three times as long is found, and a rise by half over the run, of
-log-normal times (sigma 0.5) in 30 windows with as many requests as `vllm_locust.symptoms.needed` asks for."""
+log-normal times (sigma 0.5) in 30 windows, nine of ten of which have the requests that `symptoms.needed` asks for."""
 FEWEST_WINDOWS = 10
 """Whole windows after the warm-up without which nothing is called stable."""
-_RARE = 0.05
-"""A scenario with a smaller share of the requests is named where it cannot be judged, and the others are judged."""
+_RARE = 0.15
+"""A scenario with a smaller share of the requests keeps no verdict up where it has too few to show a spike: it is named."""
 _PRESENT = 0.5
 """Share of a window for which a worker has to be there to have taken part in it."""
 _REMARKS = ("faster", "interplay", "rare")
@@ -111,18 +109,23 @@ def _together(evidence: Evidence) -> tuple[dict[str, int], list[Symptom]]:
     together, sparse = {}, []
     for name, cells in evidence.steady.items():
         counts = [cell.histograms["ttft"].count if "ttft" in cell.histograms else 0 for cell in cells]
-        typical = statistics.median(counts)
-        size = max(1, min(most, math.ceil(needed / max(typical, 1))))
-        together[name] = size
-        if size * typical < needed:
+        enough = [size for size in range(1, most + 1) if _fewest(counts, size) >= needed]
+        together[name] = min(enough, default=most)
+        if not enough:
             rare = requests[name] < _RARE * sum(requests.values())
             text = (
-                f"{name}: {typical:g} requests in a window, in the median, and {needed} are needed "
-                f"{'together with its neighbours ' if most > 1 else ''}to show a spike"
+                f"{name}: nine of ten windows have to have {needed} requests to show a spike, "
+                f"{f'{most} taken together, ' if most > 1 else ''}and have {_fewest(counts, most)} and more"
             )
-            text += ": not judged by itself" if rare else ": send more of them, or run longer with a longer --window"
+            text += ": not judged by itself" if rare else ": send more, or run longer with a longer --window"
             sparse.append(Symptom("rare" if rare else "sparse", text, name))
     return together, sparse
+
+
+def _fewest(counts: Sequence[int], size: int) -> int:
+    """Return how many requests nine of ten windows have, so many taken together."""
+    groups = sorted(sum(counts[first : first + size]) for first in range(0, len(counts) - size + 1, size))
+    return groups[len(groups) // 10] if groups else 0
 
 
 def _doubts(evidence: Evidence, missing: Sequence[str], *, early: bool, faults: Sequence[str]) -> Iterator[Symptom]:

@@ -25,9 +25,10 @@ alarms rarer still.
     and twice as much as what was asked for: arrivals in an open loop, else users.
 `backlog`: requests that were due and have not ended become more over the run (the trend test), by a quarter at
     least; or more than `FAILED` of the arrivals were dropped. Open loop alone.
-`silence`: a window without a token although streams were in flight for half of its length, and for twice as long as
-    95 % of the requests wait for a token; or a stream that had been silent for a window, and twice as long as any other
-    request waited. All requests of a window would have to be among the slowest at once: no chance to speak of.
+`silence`: a window with no token, or less than a tenth (`QUIET`) of the usual number, although streams were in flight
+    for half as long as usual, half of a window, and twice as long as 95 % of the requests wait for a token; or a stream
+    that had been silent for a window, and twice as long as any other request waited. All requests of a window would
+    have to be among the slowest at once: no chance to speak of.
 
 The first windows of a run hold no slow requests yet, since those have not come so far: they are left out where a
 request takes longer than a tenth of a window. Trends of rates and backlogs are tested over stretches of at least twice
@@ -66,6 +67,7 @@ VARIATION = 0.20
 FAILED = 0.01
 """As `vllm_locust.verdict.FAILED_SHARE`, without which a run is no success."""
 GROWTH = 0.25
+QUIET = 0.1
 FEWEST = 8
 """Windows or stretches without which no order of them is remarkable enough."""
 SPIKING = ("ttft", "itl_max", "e2el")
@@ -465,17 +467,21 @@ def silence(evidence: Evidence) -> Iterator[Symptom]:
     for name in evidence.totals:
         waits.merge(evidence.histogram(name, "ttft"))
         waits.merge(evidence.histogram(name, "itl_max"))
-    usual_ns, longest_ns, half_ns = waits.percentile(0.95) or 0, waits.max or 0, evidence.window_ns / 2
+    usual_ns, longest_ns = waits.percentile(0.95) or 0, waits.max or 0
     tokens = evidence.counted("tokens_received")
+    streams_ns = [sum(seen.in_flight_ns for seen in window.gauges.values()) for window in evidence.windows]
+    few = QUIET * statistics.median(tokens) if tokens else 0
+    busy_ns = max(evidence.window_ns / 2, 2 * usual_ns, statistics.median(streams_ns) / 2 if streams_ns else 0)
     silent = [
         window
-        for window, number in zip(evidence.windows, tokens, strict=True)
-        if not number and sum(seen.in_flight_ns for seen in window.gauges.values()) >= max(half_ns, 2 * usual_ns)
+        for window, number, in_flight_ns in zip(evidence.windows, tokens, streams_ns, strict=True)
+        if number <= few and in_flight_ns >= busy_ns
     ]
     if silent:
         yield Symptom(
             "silence",
-            f"no token came {_when(silent)}, while streams were in flight",
+            f"{'hardly a' if any(tokens[evidence.windows.index(w)] for w in silent) else 'no'} token came "
+            f"{_when(silent)}, while streams were in flight",
             windows=tuple(window.index for window in silent),
         )
     quiet = [

@@ -32,7 +32,7 @@ log-normal times (sigma 0.5) in 30 windows, nine of ten of which have the reques
 FEWEST_WINDOWS = 10
 """Whole windows after the warm-up without which nothing is called stable."""
 _RARE = 0.15
-"""A scenario with a smaller share of the requests keeps no verdict up where it has too few to show a spike: it is named."""
+"""A scenario with a smaller share of the requests is named where it has too few to show a spike, and no doubt."""
 _PRESENT = 0.5
 """Share of a window for which a worker has to be there to have taken part in it."""
 _REMARKS = ("faster", "interplay", "rare")

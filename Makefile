@@ -13,7 +13,7 @@ PACKAGES := prometheus openssl chromium iproute2:ip
 .PHONY: help demo demo-stability test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
 
 help:  ## say what there is
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml
 	$(PYTHON) -m venv $(VENV)

@@ -99,7 +99,9 @@ OPTIONS = (
         metavar="N,N,…",
     ),
     Option("--stage-time", "How long each stage takes; default: 60s", form=True, metavar="TIME"),
-    Option("--window", "Length of the windows that live figures are about; default: 10s", default="10s"),
+    Option(
+        "--window", "Length of the windows of live figures and of the verdict on stability; default: 10s", default="10s"
+    ),
     Option(
         "--continuous-usage",
         "Ask each event how many tokens it carries, by the usage so far (continuous_usage_stats)",

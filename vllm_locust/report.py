@@ -124,9 +124,9 @@ def _left_out(warmup: Summary | None) -> str:
         return ""
     if warmup["s"] is None:
         return ", all of it warm-up: nothing is left out"
-    failed = f", {format_count(warmup['failed'])} of them failed" if warmup["failed"] else ""
-    before = f"{format_duration(warmup['s'])} and {format_count(warmup['requests'])} requests of warm-up{failed}"
-    return f" after {before}, which are not in latencies and rates"
+    number = "1 request" if warmup["requests"] == 1 else f"{format_count(warmup['requests'])} requests"
+    failed = f" ({format_count(warmup['failed'])} failed)" if warmup["failed"] else ""
+    return f" after {format_duration(warmup['s'])} of warm-up, left out with its {number}{failed}"
 
 
 def _sent(meta: Meta) -> Iterator[str]:

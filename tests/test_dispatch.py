@@ -203,11 +203,12 @@ def test_closing_drops_exactly_those_that_wait_and_none_is_sent_afterwards(sendi
     assert not sending.done  # it was stopped
 
 
-def test_what_was_about_to_leave_as_it_closed_is_dropped_too() -> None:
-    """A request that was offered is either sent or dropped, in whichever turn of the loop the end comes."""
+@pytest.mark.parametrize("most", [None, 3])
+def test_what_is_offered_is_sent_or_dropped_and_dropped_only_if_a_cap_held_it_back(most: int | None) -> None:
+    """In whichever turn of the loop the end comes: what was about to leave just then is as if it were due later."""
     for turns in range(6):
         one = Sending()
-        dispatch = one.dispatch([0] * 100)
+        dispatch = one.dispatch([0] * 100, most=most)
         for _ in range(turns):
             gevent.sleep(0)
         dispatch.close()
@@ -215,6 +216,7 @@ def test_what_was_about_to_leave_as_it_closed_is_dropped_too() -> None:
         gevent.sleep(0.005)
         assert sorted([arrival for arrival, _ in one.sent] + one.dropped) == [arrival for arrival, _ in one.offered]
         assert len(one.offered) < 100
+        assert most is not None or not one.dropped
 
 
 def test_what_was_due_before_it_may_begin_is_passed_over(sending: Sending) -> None:

@@ -23,7 +23,6 @@ from vllm_locust import (
     judgement,
     limit,
     loadspec,
-    plan,
     requestlog,
     scenario,
     slowest,
@@ -440,7 +439,7 @@ def test_the_scenario_shown_loads(tmp_path: Path) -> None:
     loaded = scenario.load("mine.toml", relative_to=tmp_path)
     assert [(part.name, part.weight, len(part.prompts)) for part in loaded.parts] == [("chat", 3, 2), ("summary", 1, 1)]
     given = scenario.load_keys("mine.toml", relative_to=tmp_path)
-    load = loadspec.parse(given, seed=0, weights={"Chat": 1}, once=None, run_time_s=plan.run_time_s(given))
+    load = loadspec.parse(given, seed=0, weights={"Chat": 1}, once=None, run_time_s=loadspec.run_time_s(given))
     assert load.facts() == {"arrivals": "poisson", "request_rate": 20.0}
 
 

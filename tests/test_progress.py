@@ -15,7 +15,7 @@ def recording(*windows: tuple[Cells, bool], silence_s: float = 0) -> Recording:
             index=index,
             seq=1,
             sealed=sealed,
-            gauges=Gauges(silence_last_ns=round(silence_s * NS_PER_S)),
+            gauges=Gauges(silence_last_ns=round(silence_s * NS_PER_S), in_flight_last=4 * (index + 1)),
             cells=to_wire(cells),
         )
         for index, (cells, sealed) in enumerate(windows)
@@ -42,6 +42,16 @@ def test_case_31_a_stream_that_is_silent_for_long_is_told_of() -> None:
     shown = line(recording((cells(), True), (cells(), False), silence_s=31.4), 15 * NS_PER_S, ["w"])
     assert shown.startswith("  15 s  8 streams in flight (one silent for 31 s), 10 ok, 4 failed")
     assert "silent" not in line(recording((cells(), False), silence_s=1), 5 * NS_PER_S, ["w"])
+
+
+def test_the_streams_of_a_lost_worker_are_gone() -> None:
+    assert "  0 streams in flight, 5 ok" in line(recording((cells(), False)), 5 * NS_PER_S, [])
+
+
+def test_what_is_due_and_waits_is_told_of_where_there_is_any() -> None:
+    due = cells()
+    due[Key("short", "chat")].counters["scheduled"] = 15
+    assert line(recording((due, False)), 5 * NS_PER_S, ["w"]).endswith("2 failed, 3 due and not sent")
 
 
 def test_then_it_tells_of_the_last_closed_window() -> None:

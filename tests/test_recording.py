@@ -428,6 +428,17 @@ def test_the_total_of_cells_is_a_new_cell_with_the_sum_of_all(parts: list[Cells]
     assert [plain(cells) for cells in parts] == before
 
 
+def test_a_sliver_at_the_end_of_a_run_is_no_window_of_its_own() -> None:
+    """Timers are late: a run of 300 s has 30 windows, though it is stopped half a millisecond later."""
+    recording = Recording("r", 0, 10 * S)
+    recording.grid = recording.grid.moved([15 * S])
+    lengths = (300 * S + 541_000, 300 * S, 299 * S, 301 * S, 541_000, 15 * S + 1)
+    assert [recording.whole_ns(length_ns) for length_ns in lengths] == [
+        *(300 * S + 541_000, 300 * S, 299 * S, 301 * S, 541_000, 15 * S),
+    ]
+    assert Recording("r", 0, 10 * S).whole_ns(300 * S + 541_000) == 300 * S
+
+
 def test_cells_are_selected_by_scenario_and_phase() -> None:
     cells = {Key(s, "chat", phase): Cell() for s in ("short", "long") for phase in ("warmup", "steady")}
     assert list(select(cells, scenario="long", phase="steady")) == [cells[Key("long", "chat", "steady")]]

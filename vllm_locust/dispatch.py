@@ -36,8 +36,8 @@ class Dispatch(Generic[Request]):
         """Take number and offset of each arrival from an iterator; those that were due before `since_ns` pass over.
 
         `make` makes a request of a number and the instant at which it is due, and may be asked to again; each is
-        offered when it is due. `send` returns when it has ended; there are at most `most` of them at once, unless that
-        is None. `on_done` is called when the last one has ended.
+        offered when it is due, unless the end comes right then. `send` returns when it has ended; there are at most
+        `most` of them at once, unless that is None. `on_done` is called when the last one has ended.
         """
         self._arrivals = arrivals
         self._start_ns = start_ns
@@ -72,10 +72,10 @@ class Dispatch(Generic[Request]):
             due_ns = self._start_ns + at_ns
             request = self._make(number, due_ns)  # before it is due, so that it need only be sent then
             _sleep_until(due_ns)
-            self._offer(request)
             if self._most is None or self._out < self._most:
-                self._depart(request)
+                self._depart(request, offered=False)
             else:
+                self._offer(request)
                 self._waiting.append((number, due_ns))
             gevent.sleep(0)  # it leaves before the next one is made, and what is overdue lets others have their turn
         self._over = True
@@ -85,20 +85,22 @@ class Dispatch(Generic[Request]):
         if self.done and not self._closed:
             self._on_done()
 
-    def _depart(self, request: Request) -> None:
+    def _depart(self, request: Request, *, offered: bool) -> None:
         self._out += 1
-        gevent.spawn(self._stream, request)
+        gevent.spawn(self._stream, request, offered)
 
-    def _stream(self, request: Request) -> None:
+    def _stream(self, request: Request, offered: bool) -> None:  # noqa: FBT001 - spawned
         try:
-            if self._closed:  # since it was spawned
-                self._drop(request)
-            else:
+            if not self._closed:
+                if not offered:
+                    self._offer(request)
                 self._send(request)
+            elif offered:  # what was due as the end came was not held back
+                self._drop(request)
         finally:
             self._out -= 1
             if self._waiting and not self._closed:
-                self._depart(self._make(*self._waiting.popleft()))
+                self._depart(self._make(*self._waiting.popleft()), offered=True)
             self._tell()
 
 

@@ -333,6 +333,7 @@ class Generator:
             called_ns=called_ns,
             phase=RETRY if request.item is not None and request.item.attempt else phase,
             stage=stage,
+            attempt=0 if request.item is None else request.item.attempt,
             user_class=request.user_class,
             scheduled_ns=request.scheduled_ns,
             choices_asked=body["n"] if isinstance(body.get("n"), int) else 1,

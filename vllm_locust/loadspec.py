@@ -29,6 +29,14 @@ _BETWEEN = re.compile(r"(?<![0-9]),|,(?![0-9]{3}(?![0-9]))")
 _RATES = "a rate per second like 20, or stretches like 5 for 60s, to 50 over 2m, 50"
 
 
+def run_time_s(given: Mapping[str, Given]) -> float | None:
+    """Return how long the run is to take, where that is said."""
+    if "run_time" not in given:
+        return None
+    where, value, _ = given["run_time"]
+    return duration_s(value, where=where)
+
+
 def parse(
     given: Mapping[str, Given],
     *,

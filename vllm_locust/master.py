@@ -401,7 +401,7 @@ class Master:
             return
         self.phase = Phase.FINISHING
         self.stop_ns = time.monotonic_ns()
-        length_ns = self.stop_ns - self.start_ns
+        length_ns = self.recording.whole_ns(self.stop_ns - self.start_ns)
         for client in list(self._waited_for()):
             self._send_finish(client, stop_timeout_s)
         self._deadline_ns = self.stop_ns + round((stop_timeout_s + self._finish_timeout_s) * 1e9)
@@ -425,7 +425,7 @@ class Master:
     def _send_finish(self, client: str, stop_timeout_s: float) -> None:
         assert self.recording is not None  # noqa: S101 - a run has begun
         length_ns = (self.stop_ns or time.monotonic_ns()) - self.start_ns
-        windows = self.recording.grid.count(length_ns)
+        windows = self.recording.grid.count(self.recording.whole_ns(length_ns))
         finish = Finish(run=self.recording.run, windows=windows, stop_timeout_s=stop_timeout_s)
         self._runner.send_message(FINISH, msgspec.msgpack.encode(finish), client)
 

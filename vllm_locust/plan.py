@@ -179,14 +179,6 @@ def given(user_classes: Sequence[type], options: Any, locustfile: Path | None) -
     return {key: value for key, value in asked.items() if key not in replaced} | flags
 
 
-def run_time_s(asked: dict[str, Given]) -> float | None:
-    """Return how long the run is to take, where that is said."""
-    if "run_time" not in asked:
-        return None
-    where, value, _ = asked["run_time"]
-    return duration_s(value, where=where)
-
-
 def load_of(
     user_classes: Sequence[type],
     options: Any,  # noqa: ANN401 - an argparse namespace
@@ -205,7 +197,7 @@ def load_of(
         seed=_whole("--seed", options.seed),
         weights={cls.__name__: int(cls.weight) for cls in streaming},
         once=scenarios[once[0]].only(*kept_and_not).prompts if once else None,
-        run_time_s=run_time_s(asked),
+        run_time_s=loadspec.run_time_s(asked),
     )
     own = [cls.__name__ for cls in streaming if cls.tasks != [StreamUser.send_next]]
     what = "a request rate" if load.arrivals is not None else "a fixed number of requests"

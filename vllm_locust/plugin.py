@@ -26,6 +26,7 @@ from vllm_locust import (
     exporter,
     host,
     listener,
+    loadspec,
     options,
     plan,
     progress,
@@ -182,7 +183,7 @@ class Plugin:
         asked = plan.given(classes, options, self._locustfile)
         scenarios = plan.load_scenarios(classes, options, self._locustfile)
         load = plan.load_of(classes, options, asked, scenarios, plan.tags(options))
-        options.run_time = options.run_time or plan.run_time_s(asked)
+        options.run_time = options.run_time or loadspec.run_time_s(asked)
         if load.stages and load.arrivals is None:
             options.num_users = options.num_users or int(load.stages[0])
             options.spawn_rate = options.spawn_rate or max(load.stages)

@@ -4,29 +4,29 @@ from collections.abc import Iterable, Sequence
 
 from vllm_locust.cell import Cell, total
 from vllm_locust.quantity import NS_PER_S, format_count, format_duration, format_rate
-from vllm_locust.recording import Recording
+from vllm_locust.recording import Gauges, Recording
 from vllm_locust.timeline import Outcome
 
 _QUIET_S = 5
 """A stream that has been silent for longer is worth a word."""
 
 
-def in_flight(cells: Iterable[Cell]) -> int:
-    """Return how many requests were sent and have not ended."""
-    so_far = total(cells)
-    return so_far.counters.get("sent", 0) - sum(_ended(so_far).values())
+def in_flight(recording: Recording, live_workers: Iterable[str]) -> int:
+    """Return how many streams were in flight when their workers last reported; those of a lost one are gone."""
+    return sum(_last(recording, worker).in_flight_last for worker in live_workers)
 
 
 def silence_s(recording: Recording, live_workers: Iterable[str]) -> float:
     """Return for how long the quietest stream of those in flight had sent no byte when its worker last reported."""
-    return max((_silence_ns(recording, worker) for worker in live_workers), default=0) / NS_PER_S
+    return max((_last(recording, worker).silence_last_ns for worker in live_workers), default=0) / NS_PER_S
 
 
-def _silence_ns(recording: Recording, worker: str) -> int:
-    index, last_ns = max(0, recording.closed_windows([worker]) - 1), 0
+def _last(recording: Recording, worker: str) -> Gauges:
+    """Return what a worker was like in the last window that it has told of."""
+    index, last = max(0, recording.closed_windows([worker]) - 1), Gauges()
     while (gauges := recording.gauges.get((worker, index))) is not None:
-        index, last_ns = index + 1, gauges.silence_last_ns
-    return last_ns
+        index, last = index + 1, gauges
+    return last
 
 
 def streams(number: int, silent_s: float) -> str:
@@ -40,13 +40,14 @@ def line(recording: Recording, age_ns: int, live_workers: Sequence[str]) -> str:
     so_far = total(recording.totals_of(()).values())
     ended = _ended(so_far)
     failed = sum(number for outcome, number in ended.items() if outcome.failed)
-    flying = streams(in_flight([so_far]), silence_s(recording, live_workers))
+    flying = streams(in_flight(recording, live_workers), silence_s(recording, live_workers))
     text = (
         f"{age_ns / NS_PER_S:4.0f} s  {flying}, "
         f"{format_count(ended.get(Outcome.OK, 0))} ok, {format_count(failed)} failed"
     )
-    if due := so_far.counters.get("scheduled"):
-        text += f", {format_count(due - so_far.counters.get('sent', 0))} due and not sent"
+    waiting = so_far.counters.get("scheduled", 0) - so_far.counters.get("sent", 0)
+    if waiting > 0:
+        text += f", {format_count(waiting)} due and not sent"
     if age_ns < recording.steady_ns:
         return f"{text}; warm-up"
     closed = recording.closed_windows(live_workers)

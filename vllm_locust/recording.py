@@ -28,6 +28,8 @@ from vllm_locust.grid import Grid
 from vllm_locust.histogram import Histogram, Planes
 from vllm_locust.slowest import Lists, Slow
 
+_SLIVER = 0.01
+"""Share of a window's length that is no window of its own at the end of a run."""
 FORMAT = 1
 """Version of the encoding, on the wire and in run files; another one is refused."""
 
@@ -348,6 +350,11 @@ class Recording:
     def phases(self) -> tuple[str, ...]:
         """Those whose latencies are told: where the run was over before its warm-up was, there is nothing else."""
         return (STEADY,) if self.since_ns == self.steady_ns else (STEADY, WARMUP)
+
+    def whole_ns(self, length_ns: int) -> int:
+        """Return a length without a last window that would be a mere sliver: timers are some milliseconds late."""
+        since_ns, _ = self.grid.bounds(self.grid.index(length_ns))
+        return since_ns if since_ns > 0 and length_ns - since_ns < _SLIVER * self.window_ns else length_ns
 
     @property
     def steady_windows(self) -> range:

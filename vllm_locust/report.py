@@ -15,7 +15,7 @@ from vllm_locust import fidelity
 from vllm_locust.api import Counting
 from vllm_locust.course import course, stability_lines
 from vllm_locust.incidents import failure_table, outcome_lines, slowest_lines, slowest_tables
-from vllm_locust.quantity import format_count, format_duration, format_number, format_rate, format_share
+from vllm_locust.quantity import NS_PER_S, format_count, format_duration, format_number, format_rate, format_share
 from vllm_locust.results import Run
 from vllm_locust.stages import stage_table
 from vllm_locust.summary import Meta, Summary
@@ -113,9 +113,18 @@ def _arrivals(load: dict[str, Any], stages: str) -> Iterator[str]:
     elif "request_rate" in load:
         yield f"{load['request_rate']:g} requests/s, {process}"
     else:
-        yield "requests as in a trace" if load["arrivals"] == "trace" else f"requests at a changing rate, {process}"
+        stretches = [*_stretches(load.get("profile", ()))]
+        yield f"requests/s: {', '.join(stretches)}; {process}" if stretches else "requests as in a trace"
     if "max_in_flight" in load:
         yield f"at most {format_count(load['max_in_flight'])} in flight"
+
+
+def _stretches(profile: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Say a rate profile in the words in which it is given."""
+    for stretch in profile:
+        rate, length_ns = f"{stretch['rate_per_s']:g}", stretch["length_ns"]
+        length = "" if length_ns is None else format_duration(length_ns / NS_PER_S)
+        yield f"to {rate} over {length}" if stretch["ramp"] else f"{rate} for {length}" if length else rate
 
 
 def _left_out(warmup: Summary | None) -> str:

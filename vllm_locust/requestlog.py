@@ -45,6 +45,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int
     phase: str
     stage: int
+    attempt: int
     called_s: float
     scheduled_s: float | None
     sent_s: float | None
@@ -96,6 +97,7 @@ def row_of(timeline: Timeline, *, worker: str, epoch: int, start_ns: int) -> Row
         epoch=epoch,
         phase=timeline.phase,
         stage=timeline.stage,
+        attempt=timeline.attempt,
         called_s=(timeline.called_ns - start_ns) / 1e9,
         scheduled_s=at_s(timeline.scheduled_ns),
         sent_s=at_s(timeline.sent_ns),

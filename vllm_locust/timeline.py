@@ -149,6 +149,8 @@ class Timeline:
     called_ns: int
     phase: str = "steady"
     stage: int = 0
+    attempt: int = 0
+    """How often the same has been asked before."""
     expected_tokens: int | None = None
     """Exact number of output tokens that the body asked for, if it did."""
     choices_asked: int = 1

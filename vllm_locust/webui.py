@@ -128,15 +128,18 @@ def _rows_of_tabs(now: Snapshot, watch: Watch) -> Iterator[Sequence[Sequence[obj
 def _fidelity_rows(recording: Recording, now: Snapshot, watch: Watch) -> list[tuple[str, str]]:
     """Return the verdict on the run so far, what streams while it goes on, and what each worker was like."""
     seen = fidelity_of(recording, now.limits, watch.seen(recording))
-    flying = progress.in_flight(recording.totals_of(()).values())
     rows = [("this run", fidelity.line(seen, now.limits))]
     if now.running:
-        rows.append(("now", progress.streams(flying, progress.silence_s(recording, now.live_workers))))
+        rows.append(("now", progress.streams(*_streams(recording, now.live_workers))))
     if now.warming_up:
         rows.append(("warm-up", "what is sent now is left out of latencies and rates"))
     elif recording.steady_ns and WARMUP not in recording.phases:
         rows.append(("warm-up", f"the first {format_duration(recording.steady_ns / NS_PER_S)} are left out"))
     return [*rows, *((name, _worker(worker)) for name, worker in seen["workers"].items())]
+
+
+def _streams(recording: Recording, live_workers: Sequence[str]) -> tuple[int, float]:
+    return progress.in_flight(recording, live_workers), progress.silence_s(recording, live_workers)
 
 
 def _worker(seen: Summary) -> str:

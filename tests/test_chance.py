@@ -46,6 +46,18 @@ def test_the_binomial_law_is_exact() -> None:
     assert chance.binomial_at_least(21, 20, 0.05) == 0
 
 
+def test_numbers_that_no_run_has_take_no_time_and_are_no_error() -> None:
+    """A run file may come from anybody; what cannot be added up is bounded from above."""
+    for many in (10**11, 10**17):
+        assert 0.3 <= chance.at_least(many // 4 + 1, many // 2, many // 2, many) <= 1
+        assert 0.3 <= chance.binomial_at_least(many // 100 + 1, many, 0.01) <= 1
+
+
+def test_a_run_of_a_day_is_judged_by_the_same_laws() -> None:
+    """Of 10 million, 1 % and five standard deviations more."""
+    assert chance.binomial_at_least(101_574, 10**7, 0.01) == pytest.approx(2.9e-7, rel=0.1)
+
+
 @pytest.mark.parametrize("ties", [False, True])
 def test_a_rank_correlation_is_as_likely_as_among_all_orders(ties: bool) -> None:  # noqa: FBT001
     """Of all orders of eight, those as high or higher are no more than its probability says, and not far fewer."""

@@ -18,6 +18,7 @@ from processes import ROOT, Process, assert_clean, headless, locust, process, sa
 
 from vllm_locust import (
     cli,
+    evidence,
     fidelity,
     histogram,
     judgement,
@@ -26,6 +27,7 @@ from vllm_locust import (
     requestlog,
     scenario,
     slowest,
+    spikes,
     stability,
     summary,
     symptoms,
@@ -206,7 +208,7 @@ def test_the_rules_of_stability_and_their_rates_are_those_of_the_code() -> None:
     told = section("Stability", DEFINITIONS)
     flow = " ".join(told.split())
     rates = {row[0].strip("`"): row[2] for row in table(told)}
-    expected = {name: f"{100 * rate:g} %" for name, rate in symptoms.FALSE_ALARMS.items()}
+    expected = {name: f"{100 * rate:g} %" for name, rate in evidence.FALSE_ALARMS.items()}
     assert f"in less than {expected.pop('interplay')} of all runs by chance" in flow
     assert rates == expected
     rules = {row[0].strip("`"): row[1] for row in table(told)}
@@ -215,7 +217,7 @@ def test_the_rules_of_stability_and_their_rates_are_those_of_the_code() -> None:
     assert f"above {100 * symptoms.VARIATION:g} %" in rules["variation"]
     assert f"more than {100 * symptoms.FAILED:g} % of the requests failed" in rules["failures"]
     assert f"found with {100 * stability.POWER:g} % certainty" in flow
-    needs = [symptoms.needed(symptoms.FALSE_ALARMS["spike"] / (len(symptoms.SPIKING) * n * 30)) for n in (1, 3)]
+    needs = [spikes.needed(evidence.FALSE_ALARMS["spike"] / (len(evidence.SPIKING) * n * 30)) for n in (1, 3)]
     assert f"have at least {needs[0]} requests of a scenario ({needs[1]}, of three scenarios)" in flow
 
 

@@ -64,6 +64,8 @@ LAYERS = [
         "judgement",
         "chance",
         "intervals",
+        "evidence",
+        "spikes",
         "symptoms",
         "stability",
         "summary",
@@ -118,7 +120,7 @@ WITHOUT_GEVENT = [
     ),
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "summary", "verdict", "terminal", "results"),
-    *("chance", "intervals", "symptoms", "stability", "course"),
+    *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
     *("incidents", "report", "simulated_faults", "simulated", "faults"),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "pace", "webui", "host", "plugin"}

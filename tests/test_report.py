@@ -496,6 +496,7 @@ def runs(draw: st.DrawFn) -> Run:
         ended_early=draw(st.booleans()),
         remarks=draw(st.lists(names, max_size=2)),
         plugin_version=draw(names),
+        stability=draw(st.booleans()),
     )
     recording = recorded({key: draw(cells()) for key in keys}, failures=failures, slow=slow, **gauges)
     recording.gauges = {(draw(names), 0): seen for seen in recording.gauges.values()}

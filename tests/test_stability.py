@@ -5,9 +5,10 @@ from typing import Any
 import pytest
 from windowed import WINDOW_S, Change, Traffic, log_normal, recorded, steadily
 
-from vllm_locust import stability, symptoms
+from vllm_locust import spikes, stability
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode
+from vllm_locust.evidence import Evidence
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording
 from vllm_locust.summary import Meta, summary
@@ -52,8 +53,8 @@ NEEDED = 13
 
 def test_the_rates_of_all_rules_add_up_to_less_than_one_in_a_hundred() -> None:
     assert stability.FALSE_ALARM <= 0.01
-    evidence = symptoms.Evidence.of(list(stability.intervals(log_normal(0, ONE))))
-    assert symptoms.needed(symptoms.spike_chance(evidence)) == NEEDED
+    evidence = Evidence.of(list(stability.intervals(log_normal(0, ONE))))
+    assert spikes.needed(spikes.allowed_of_one(evidence)) == NEEDED
 
 
 @pytest.mark.parametrize("traffic", [MIXED, {"few": Traffic(20)}, {"many": Traffic(300)}], ids=["mixed", "few", "many"])

@@ -5,11 +5,14 @@ to. Nothing here knows what is measured, and nothing is estimated by throwing di
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
-_NEGLIGIBLE = 1e-18
+_NEGLIGIBLE = 1e-15
+_TERMS = 100_000
+_LARGEST = 10**12
+"""Beyond, logarithms of factorials cancel; no run has so many requests, and of those nothing is remarkable."""
 
 
 def at_least(hits: int, drawn: int, marked: int, total: int) -> float:
@@ -20,29 +23,47 @@ def at_least(hits: int, drawn: int, marked: int, total: int) -> float:
     above the threshold for known, and forget that what is in this window is in no other.
     """
     most = min(drawn, marked)
-    if hits <= max(0, drawn + marked - total):
+    if hits <= max(0, drawn + marked - total) or total > _LARGEST:
         return 1.0
     if hits > most:
         return 0.0
     if hits * total <= drawn * marked:  # from the other side, where the terms fall
         return 1 - at_least(drawn - hits + 1, drawn, total - marked, total)
-    term = math.exp(_log_choose(marked, hits) + _log_choose(total - marked, drawn - hits) - _log_choose(total, drawn))
-    likely = 0.0
-    for number in range(hits, most + 1):
-        likely += term
-        if term < _NEGLIGIBLE * likely:
-            break
-        term *= (marked - number) * (drawn - number)
-        term /= (number + 1) * (total - marked - drawn + number + 1)
-    return min(likely, 1.0)
+    log = _log_choose(marked, hits) + _log_choose(total - marked, drawn - hits) - _log_choose(total, drawn)
+    return _tail(
+        log,
+        lambda k: (marked - k) * (drawn - k) / ((k + 1) * (total - marked - drawn + k + 1)),
+        range(hits, most + 1),
+    )
 
 
 def binomial_at_least(hits: int, drawn: int, share: float) -> float:
     """Return how likely `hits` or more of `drawn` are, each of which has the same `share` of a chance (exact)."""
-    return sum(
-        math.exp(_log_choose(drawn, k) + k * math.log(share) + (drawn - k) * math.log1p(-share))
-        for k in range(max(hits, 0), drawn + 1)
-    )
+    if hits <= 0 or drawn > _LARGEST:
+        return 1.0
+    if hits > drawn:
+        return 0.0
+    if hits <= drawn * share:
+        return 1 - binomial_at_least(drawn - hits + 1, drawn, 1 - share)
+    log = _log_choose(drawn, hits) + hits * math.log(share) + (drawn - hits) * math.log1p(-share)
+    odds = share / (1 - share)
+    return _tail(log, lambda k: odds * (drawn - k) / (k + 1), range(hits, drawn + 1))
+
+
+def _tail(log: float, ratio: Callable[[int], float], numbers: range) -> float:
+    """Add up falling terms: the first by its logarithm, each following one by its ratio to the one before.
+
+    What is left out is counted as if it fell no faster from there on, so that the sum is never too small.
+    """
+    term, likely = math.exp(min(log, 0.0)), 0.0
+    for number in numbers[:_TERMS]:
+        likely += term
+        if term <= _NEGLIGIBLE * likely:
+            return min(likely, 1.0)
+        term *= ratio(number)
+    if len(numbers) > _TERMS:
+        likely += term / (1 - min(ratio(numbers[_TERMS]), 1 - _NEGLIGIBLE))
+    return min(likely, 1.0)
 
 
 def _log_choose(n: int, k: int) -> float:

@@ -177,7 +177,7 @@ def window_table(windows: Sequence[Window], kinds: dict[int, list[str]]) -> list
 def _row(window: Window, kinds: Sequence[str], *, offered: bool) -> list[str]:
     ttft, rates = window["ttft"], ("offered_per_s",) * offered + ("completed_per_s", "in_flight_mean")
     return [
-        f"{window['start_s']:.6g}",
+        f"{round(window['start_s'], 1):g}",
         *(format_number(window[name], 6) for name in ("sent", "failed")),
         format_number(ttft["count"], 6),
         *(_latency(ttft, key) for key in ("p50", "p95")),

@@ -1,8 +1,8 @@
 """Whether a server was steady over a run: `stable`, `unstable` or `inconclusive`, with reasons in windows and numbers.
 
 Promise: a run in which nothing but chance is at work is called unstable at most once in a hundred times
-(`vllm_locust.symptoms` has the rules and their rates), and a run is called stable only if a server that was not steady
-would have been found: `POWER` says how surely.
+(`vllm_locust.evidence` has the rates, `vllm_locust.spikes` and `vllm_locust.symptoms` have the rules), and a run is
+called stable only if a server that was not steady would have been found: `POWER` says how surely.
 
 *Inconclusive* beats *stable*: too few windows, or requests, to find anything; an early end; missing data; a generator
 at fault. *Unstable* beats *inconclusive* where what was seen does not hang on what is in doubt: too little data makes a
@@ -17,18 +17,18 @@ which failed requests were asked again.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vllm_locust import symptoms
+from vllm_locust import spikes, symptoms
 from vllm_locust.cell import RETRY, STEADY
+from vllm_locust.evidence import FALSE_ALARMS, Evidence, Symptom
 from vllm_locust.intervals import Interval, ended, intervals, rows
 from vllm_locust.quantity import NS_PER_S, format_list
 from vllm_locust.recording import Recording
-from vllm_locust.symptoms import FALSE_ALARMS, Evidence, Symptom
 
 FALSE_ALARM = sum(FALSE_ALARMS.values())
 """How often a run in which nothing but chance is at work is called unstable, at most."""
 POWER = 0.9
 """How surely a window in which everything takes three times as long is found, and a rise by half over the run, of
-log-normal times (sigma 0.5) in 30 windows, nine of ten of which have the requests that `symptoms.needed` asks for."""
+log-normal times (sigma 0.5) in 30 windows, nine of ten of which have the requests that `spikes.needed` asks for."""
 FEWEST_WINDOWS = 10
 """Whole windows after the warm-up without which nothing is called stable."""
 _RARE = 0.15
@@ -80,7 +80,7 @@ def _symptoms(evidence: Evidence, together: dict[str, int], open_before: int, *,
     if not limited:
         yield from symptoms.failures(evidence)
     yield from symptoms.failing_windows(evidence)
-    yield from symptoms.spikes(evidence, together)
+    yield from spikes.spikes(evidence, together)
     yield from symptoms.drifts(evidence)
     yield from symptoms.variations(evidence)
     yield from symptoms.throughput(evidence)
@@ -105,7 +105,7 @@ def _together(evidence: Evidence) -> tuple[dict[str, int], list[Symptom]]:
     number = len(evidence.windows)
     most = max(1, number // FEWEST_WINDOWS)
     requests = {name: evidence.histogram(name, "ttft").count for name in evidence.steady}
-    needed = symptoms.needed(symptoms.spike_chance(evidence))
+    needed = spikes.needed(spikes.allowed_of_one(evidence))
     together, sparse = {}, []
     for name, cells in evidence.steady.items():
         counts = [cell.histograms["ttft"].count if "ttft" in cell.histograms else 0 for cell in cells]

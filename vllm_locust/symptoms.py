@@ -1,18 +1,5 @@
-"""Signs that a server was not steady: each rule looks for one, and says in which windows and numbers it is seen.
+"""Signs that a server was not steady, beside spikes: each rule looks for one, and says where it is seen, in numbers.
 
-A rule is a test with a stated error rate: how often it speaks in a run in which nothing but chance is at work, that is,
-in which each request is like any other of its scenario whenever it was sent. `FALSE_ALARMS` shares out less than 1 % in
-all, over all windows, scenarios and metrics together (Bonferroni: rates add up at most). Where a run is long and busy,
-what is no chance may be too little to matter: so each rule has also an effect that it takes at least. That makes false
-alarms rarer still.
-
-`spike`: of the requests of a window, more lie above the p95 of the run than the law of dealing them out allows
-    (`chance.at_least`; hypergeometric, since the threshold comes from the same requests), and at least `SPIKE_TIMES` as
-    many as are to be expected. Metrics with one sample per request: `ttft`, `itl_max`, `e2el`; gaps of one request
-    are alike, and no law counts them. Requests of one window are alike, too, on a real server: they wait behind the
-    same prompt. So where the counts scatter by more than the law says, in the lower four fifths of the windows, both
-    counts and threshold are divided by that factor (the design effect of Rao and Scott, 1992). Where windows hold too
-    few requests of a scenario to show a spike, they are taken several at a time.
 `drift`: the windows' geometric means of `ttft`, `itl_max` or `tpot` rise over the run (`chance.concordance`, the trend
     test of Mann and Kendall: by ranks, so one bad window is no trend), and from its first to its last third by
     `DRIFT` at least. A fall is a remark.
@@ -30,38 +17,23 @@ alarms rarer still.
     that had been silent for a window, and twice as long as any other request waited. All requests of a window would
     have to be among the slowest at once: no chance to speak of.
 
-The first windows of a run hold no slow requests yet, since those have not come so far: they are left out where a
-request takes longer than a tenth of a window. Trends of rates and backlogs are tested over stretches of at least twice
+Trends of rates and backlogs are tested over stretches of at least twice
 the time that a request takes, since neighbours share requests.
 """
 
 import math
 import statistics
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
-from typing import Any
 
 import numpy as np
 
 from vllm_locust import chance
-from vllm_locust.cell import Cell, total
+from vllm_locust.cell import Cell
+from vllm_locust.evidence import DRIFTING, FALSE_ALARMS, Evidence, Symptom, of, when
 from vllm_locust.histogram import Histogram
-from vllm_locust.intervals import Interval, ended
+from vllm_locust.intervals import ended
 from vllm_locust.quantity import NS_PER_S, format_duration, format_rate, format_share
 
-FALSE_ALARMS = {
-    "spike": 0.004,
-    "drift": 0.002,
-    "variation": 0.001,
-    "failures": 0.001,
-    "throughput": 0.0005,
-    "backlog": 0.0005,
-    "silence": 0.0005,
-    "interplay": 0.0004,
-}
-"""How often each rule may speak in a run in which nothing but chance is at work; for `silence`, a bound."""
-SPIKE_TIMES = 3
 DRIFT = 0.10
 VARIATION = 0.20
 FAILED = 0.01
@@ -70,202 +42,8 @@ GROWTH = 0.25
 QUIET = 0.1
 FEWEST = 8
 """Windows or stretches without which no order of them is remarkable enough."""
-SPIKING = ("ttft", "itl_max", "e2el")
-DRIFTING = ("ttft", "itl_max", "tpot")
-_METRICS = {*SPIKING, *DRIFTING, "input_tokens"}
-_UNUSUAL = 0.05
-_TRIMMED = 0.8
-"""Share of the windows by which the scatter is judged; those with most above the threshold are left out."""
-_TRIMMED_VARIANCE = 0.583
-"""Variance of the lower four fifths of a standard normal law."""
 _FINEST = 1e-6
 """Variance of logarithms below which a histogram cannot tell times apart."""
-_TITLES = {"ttft": "TTFT", "itl_max": "longest gap", "e2el": "E2EL", "tpot": "TPOT"}
-
-
-@dataclass(frozen=True, slots=True)
-class Symptom:
-    """Something that was seen."""
-
-    kind: str
-    text: str
-    scenario: str = ""
-    """Absent where it is seen in all of them together."""
-    metric: str = ""
-    windows: tuple[int, ...] = ()
-
-    def plain(self) -> dict[str, Any]:
-        """Return it as JSON can carry it."""
-        return {
-            "kind": self.kind,
-            "scenario": self.scenario or None,
-            "metric": self.metric or None,
-            "windows": list(self.windows),
-            "text": self.text,
-        }
-
-
-@dataclass(slots=True)
-class Evidence:
-    """The windows of a run that are judged: whole ones after the warm-up."""
-
-    windows: list[Interval]
-    steady: dict[str, list[Cell]] = field(default_factory=dict)
-    """Steady requests of each scenario, window by window."""
-    totals: dict[str, Cell] = field(default_factory=dict)
-    """The same of all these windows together."""
-
-    @classmethod
-    def of(cls, windows: Sequence[Interval]) -> "Evidence":
-        """Sort what happened in some windows by scenario."""
-        names = sorted({key.scenario for window in windows for key in window.cells if key.phase in window.phases})
-        found = cls(list(windows))
-        for name in names:
-            found.steady[name] = [total(cell.copy(_METRICS) for cell in window.told(name)) for window in windows]
-            found.totals[name] = total(found.steady[name])
-        return found
-
-    @property
-    def window_ns(self) -> int:
-        """How long a window is."""
-        return max((window.end_ns - window.start_ns for window in self.windows), default=1)
-
-    def histogram(self, scenario: str, metric: str) -> Histogram:
-        """Return the histogram of all windows."""
-        return self.totals[scenario].histograms.get(metric, Histogram())
-
-    def samples(self, scenario: str, metric: str) -> "list[tuple[Interval, Histogram]]":
-        """Return the histogram of each window, but of the first ones, into which slow requests cannot have come yet."""
-        takes = self.histogram(scenario, "ttft" if metric == "ttft" else "e2el")
-        settled_ns = (takes.percentile(0.95) or 0) - 0.1 * self.window_ns
-        return [
-            (window, cell.histograms.get(metric, Histogram()))
-            for window, cell in zip(self.windows, self.steady[scenario], strict=True)
-            if window.start_ns - self.windows[0].start_ns >= settled_ns
-        ]
-
-    def counted(self, name: str) -> list[int]:
-        """Return a counter of all scenarios and phases, window by window."""
-        return [sum(cell.counters.get(name, 0) for cell in window.cells.values()) for window in self.windows]
-
-    def takes_ns(self) -> float:
-        """Return how long a request takes, all but the slowest."""
-        found = Histogram()
-        for name in self.totals:
-            found.merge(self.histogram(name, "e2el"))
-        return found.percentile(0.95) or 0
-
-
-# Spikes
-
-
-def spike_chance(evidence: Evidence) -> float:
-    """Return the error rate of a single window, metric and scenario."""
-    return FALSE_ALARMS["spike"] / max(len(SPIKING) * len(evidence.steady) * len(evidence.windows), 1)
-
-
-def spikes(evidence: Evidence, together: dict[str, int]) -> Iterator[Symptom]:
-    """Yield scenarios and metrics with windows in which too many requests were slow.
-
-    Windows of each scenario are taken so many `together`.
-    """
-    allowed = spike_chance(evidence)
-    for scenario in evidence.steady:
-        for metric in SPIKING:
-            groups = _gathered(evidence.samples(scenario, metric), together[scenario])
-            found = _spiking(groups, allowed)
-            if found:
-                yield _spike(scenario, metric, found, evidence.histogram(scenario, metric))
-
-
-_Group = tuple[list[Interval], Histogram]
-
-
-def _gathered(samples: Sequence[tuple[Interval, Histogram]], size: int) -> list[_Group]:
-    groups = []
-    for first in range(0, len(samples), size):
-        merged = Histogram()
-        for _, histogram in samples[first : first + size]:
-            merged.merge(histogram)
-        groups.append(([window for window, _ in samples[first : first + size]], merged))
-    return groups
-
-
-def _spiking(groups: Sequence[_Group], allowed: float) -> list[tuple[list[Interval], int, int, float]]:
-    """Return windows that are spikes, how many of their requests are above the threshold, of how many, and the norm."""
-    pooled = Histogram()
-    for _, histogram in groups:
-        pooled.merge(histogram)
-    if not pooled.count:
-        return []
-    bucket = _bucket(pooled, 1 - _UNUSUAL)
-    above, drawn = [_above(h, bucket) for _, h in groups], [h.count for _, h in groups]
-    marked, number = sum(above), pooled.count
-    effect = _design_effect(above, drawn)
-    found = []
-    for (windows, _), hits, size in zip(groups, above, drawn, strict=True):
-        norm = size * marked / number
-        if hits < SPIKE_TIMES * norm or not hits:
-            continue
-        likely = chance.at_least(hits, size, marked, number)
-        if effect > 1:
-            effective = (int(hits / effect), *(math.ceil(count / effect) for count in (size, marked, number)))
-            likely = max(likely, chance.at_least(*effective))
-        if likely <= allowed:
-            found.append((windows, hits, size, norm))
-    return found
-
-
-def _bucket(histogram: Histogram, quantile: float) -> int:
-    """Return the bucket of a nearest rank; zeros are in one below all."""
-    rank = math.ceil(quantile * histogram.count - 1e-9) - histogram.zeros
-    return histogram.first + int(np.searchsorted(histogram.counts.cumsum(), rank)) if rank > 0 else -(2**31)
-
-
-def _above(histogram: Histogram, bucket: int) -> int:
-    """Return how many samples are in the buckets above one: the same threshold in every histogram."""
-    return int(histogram.counts[max(0, bucket + 1 - histogram.first) :].sum())
-
-
-def _design_effect(above: Sequence[int], drawn: Sequence[int]) -> float:
-    """Return by which factor counts scatter more than those of independent requests, 1 at least.
-
-    Taken from the windows with the smallest shares, so that spikes neither hide themselves nor each other.
-    """
-    order = sorted((hits / size, hits, size) for hits, size in zip(above, drawn, strict=True) if size)
-    kept = order[: math.ceil(_TRIMMED * len(order))]
-    share = sum(hits for _, hits, _ in kept) / max(sum(size for _, _, size in kept), 1)
-    if not 0 < share < 1 or len(kept) < 2:  # noqa: PLR2004 - one does not scatter
-        return 1.0
-    scatter = sum((hits - size * share) ** 2 / (size * share * (1 - share)) for _, hits, size in kept)
-    return max(1.0, scatter / (len(kept) - 1) / _TRIMMED_VARIANCE)
-
-
-def _spike(
-    scenario: str, metric: str, found: Sequence[tuple[list[Interval], int, int, float]], histogram: Histogram
-) -> Symptom:
-    worst = max(found, key=lambda spike: spike[1] / max(spike[3], 1e-9))
-    windows = [window for spike in found for window in spike[0]]
-    limit = format_duration((histogram.percentile(1 - _UNUSUAL) or 0) / NS_PER_S)
-    where = f", most {_when(worst[0])}" if len(found) > 1 else ""
-    text = (
-        f"{_of(metric, scenario)} spikes {_when(windows)}{where}: {worst[1]} of {worst[2]} requests above the run's "
-        f"p95 ({limit}), {worst[3]:.1f} to be expected"
-    )
-    return Symptom("spike", text, scenario, metric, tuple(window.index for window in windows))
-
-
-def needed(allowed: float) -> int:
-    """Return how many requests a window needs so that a spike of 60 % of them above the p95 is found nine times in ten.
-
-    Of log-normal times with a sigma of 0.5 that are tripled in one of 30 windows, 65 to 70 % are.
-    """
-    power, shown = 0.9, 0.6
-    for size in range(2, 1000):
-        hits = next((k for k in range(size + 1) if chance.binomial_at_least(k, size, _UNUSUAL) <= allowed), size + 1)
-        if hits <= size and chance.binomial_at_least(hits, size, shown) >= power:
-            return size
-    return 1000
 
 
 # Drift and variation
@@ -285,7 +63,7 @@ def drifts(evidence: Evidence) -> Iterator[Symptom]:
                 _, likely = chance.concordance(times, [sign * level for level in levels])
                 if likely <= allowed and sign * (late - early) >= math.log1p(DRIFT):
                     first, last = (format_duration(math.exp(level) / NS_PER_S) for level in (early, late))
-                    text = f"{_of(metric, scenario)} {verb} from {first} in the first third to {last} in the last"
+                    text = f"{of(metric, scenario)} {verb} from {first} in the first third to {last} in the last"
                     yield Symptom(kind, f"{text} (geometric means)", scenario, metric)
 
 
@@ -311,8 +89,8 @@ def variations(evidence: Evidence) -> Iterator[Symptom]:
                 if abs(level - usual) > max(math.log1p(VARIATION), 3 * math.sqrt(within / count))
             ]
             text = (
-                f"{_of('tpot', scenario)} varies by {100 * variation:.0f} % from window to window (coefficient of "
-                f"variation of geometric means, chance taken off){f', most {_when(off)}' if off else ''}"
+                f"{of('tpot', scenario)} varies by {100 * variation:.0f} % from window to window (coefficient of "
+                f"variation of geometric means, chance taken off){f', most {when(off)}' if off else ''}"
             )
             yield Symptom("variation", text, scenario, "tpot", tuple(window.index for window in off))
 
@@ -367,7 +145,7 @@ def failing_windows(evidence: Evidence) -> Iterator[Symptom]:
             _, hits, size, worst = max(found, key=lambda each: each[0])
             windows = [window for *_, window in found]
             text = (
-                f"requests of {scenario} failed together {_when(windows)}: {hits} of {size} {_when([worst])}, "
+                f"requests of {scenario} failed together {when(windows)}: {hits} of {size} {when([worst])}, "
                 f"{failed} of {number} in the run"
             )
             yield Symptom("failures", text, scenario, windows=tuple(window.index for window in windows))
@@ -481,7 +259,7 @@ def silence(evidence: Evidence) -> Iterator[Symptom]:
         yield Symptom(
             "silence",
             f"{'hardly a' if any(tokens[evidence.windows.index(w)] for w in silent) else 'no'} token came "
-            f"{_when(silent)}, while streams were in flight",
+            f"{when(silent)}, while streams were in flight",
             windows=tuple(window.index for window in silent),
         )
     quiet = [
@@ -491,7 +269,7 @@ def silence(evidence: Evidence) -> Iterator[Symptom]:
     if hung:
         worst_ns = max(length_ns for length_ns, _ in hung)
         windows = [window for _, window in hung]
-        text = f"a stream sent nothing for {format_duration(worst_ns / NS_PER_S)} {_when(windows)}, and was not ended"
+        text = f"a stream sent nothing for {format_duration(worst_ns / NS_PER_S)} {when(windows)}, and was not ended"
         yield Symptom("silence", text, windows=tuple(window.index for window in windows))
 
 
@@ -519,25 +297,3 @@ def interplay(evidence: Evidence) -> Iterator[Symptom]:
                 f"(rank correlation {tau:.2f} over {len(found)} windows)"
             )
             yield Symptom("interplay", text, short, "ttft")
-
-
-# Words
-
-
-def _of(metric: str, scenario: str) -> str:
-    return f"{scenario}: {_TITLES[metric]}"
-
-
-def _when(windows: Sequence[Interval]) -> str:
-    """Say when windows are, neighbours as one; of many, the first."""
-    spans: list[list[Interval]] = []
-    for before, window in pairwise([None, *windows]):
-        if window is None:
-            continue
-        if before is not None and before.index + 1 == window.index:
-            spans[-1].append(window)
-        else:
-            spans.append([window])
-    shown = [f"{span[0].start_ns / NS_PER_S:g} to {span[-1].end_ns / NS_PER_S:g} s" for span in spans[:3]]
-    more = f" and {len(spans) - 3} more times" if len(spans) > 3 else ""  # noqa: PLR2004 - of many, the first
-    return f"at {', '.join(shown)}{more}"

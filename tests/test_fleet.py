@@ -38,7 +38,7 @@ from processes import (
     wait_for,
     when,
 )
-from reporting import assert_holds, ended, kinds, reporting, sent, told
+from reporting import assert_holds, completed, ended, kinds, reporting, sent, told
 
 from vllm_locust.cluster import REPORT, TICK_S
 from vllm_locust.recording import FORMAT, decode_report, encode_report
@@ -297,6 +297,43 @@ def test_case_54_a_fixed_number_of_requests_ends_although_a_worker_was_killed(tm
 
 
 @pytest.mark.long
+def test_a_fixed_number_of_requests_of_which_a_worker_took_its_part_along_ends_by_itself_and_says_so(
+    tmp_path: Path, server: str
+) -> None:
+    """Nobody takes its place."""
+    load = ["--requests", "600", "-u", "6", "-r", "6", "--warmup", "0", "--tags", "short", "--finish-timeout", "3s"]
+    with cluster(tmp_path, headless(tmp_path, server, *load), 3, worker_locustfile=reporting(tmp_path)) as running:
+        wait_for(lambda: all(len(sent(tmp_path, worker)) > 2 for worker in running.workers), "reports")
+        running.workers[1].popen.kill()
+        assert end(running) == 4
+        assert_clean(running.master, running.workers[0], running.workers[2])
+        run = saved(tmp_path)
+        survivors = [completed(told(sent(tmp_path, running.workers[number]))) for number in (0, 2)]
+    assert survivors == [200, 200]
+    assert 400 <= run["summary"]["total"]["outcomes"]["ok"] < 600
+    assert run["meta"]["ended_early"]
+    assert "the run ended early" in running.master.output
+
+
+@pytest.mark.long
+def test_a_forked_worker_that_is_killed_is_named_and_the_run_goes_on(tmp_path: Path, server: str) -> None:
+    arguments = headless(tmp_path, server, "-u", "6", "-r", "6", "-t", "9s", *forked(2))
+    command = locust(*arguments, locustfile=reporting(tmp_path))
+    with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+        wait_for(lambda: served(server)["completed"] > 5, "requests")
+        children = [child.pid for child in psutil.Process(running.popen.pid).children()]
+        wait_for(lambda: len(sent(tmp_path, children[0])) > 2, "reports")
+        count = len(sent(tmp_path, children[0]))
+        wait_for(lambda: len(sent(tmp_path, children[0])) > count, "another report")
+        time.sleep(0.3)
+        os.kill(children[0], signal.SIGKILL)
+        assert running.wait() == 4
+        run = saved(tmp_path)
+        assert_holds(run, [told(sent(tmp_path, child)) for child in children])
+        assert run["meta"]["missing_workers"] == [sent(tmp_path, children[0])[-1].report.worker]
+
+
+@pytest.mark.long
 def test_a_worker_that_is_killed_in_the_last_second_is_named_and_what_it_reported_counts(
     tmp_path: Path, server: str
 ) -> None:
@@ -322,14 +359,14 @@ def test_a_worker_that_is_killed_in_the_last_second_is_named_and_what_it_reporte
 def test_a_run_whose_workers_are_all_killed_ends_early_and_keeps_what_they_reported(
     tmp_path: Path, server: str
 ) -> None:
-    """Locust ends a run when it misses the last worker."""
-    arguments = headless(tmp_path, server, "-u", "6", "-r", "6", "-t", "20s", "--tags", "short")
+    """Locust ends a run when it misses the last worker, and then waits for the time to be over."""
+    arguments = headless(tmp_path, server, "-u", "6", "-r", "6", "-t", "60s", "--tags", "short")
     with cluster(tmp_path, arguments, worker_locustfile=reporting(tmp_path)) as running:
         wait_for(lambda: all(len(sent(tmp_path, worker)) > 3 for worker in running.workers), "reports")
         time.sleep(0.3)
         for worker in running.workers:
             worker.popen.kill()
-        assert end(running) in (1, 4)
+        assert running.master.wait(25) == 4
         assert "Traceback" not in running.master.output
         run = assert_told(tmp_path, *running.workers)
         names = sorted(sent(tmp_path, worker)[-1].report.worker for worker in running.workers)
@@ -337,6 +374,21 @@ def test_a_run_whose_workers_are_all_killed_ends_early_and_keeps_what_they_repor
     assert sorted(run["meta"]["missing_workers"]) == names
     assert all(when(run, f"{name} lost") < 20 for name in names)
     assert "the run ended early" in running.master.output
+
+
+@pytest.mark.long
+def test_a_worker_that_was_given_up_stops_sending_when_it_hears_of_the_end(tmp_path: Path, server: str) -> None:
+    """It stands still while the run ends, so nobody waits for it; Locust's own word to end reaches it later."""
+    load = ["--request-rate", "20", "-u", "2", "-r", "2", "--tags", "short"]
+    arguments = headless(tmp_path, server, *load, "-t", "8s")
+    with cluster(tmp_path, arguments, worker_locustfile=reporting(tmp_path)) as running:
+        wait_for(lambda: all(len(sent(tmp_path, worker)) > 3 for worker in running.workers), "reports")
+        running.workers[0].popen.send_signal(signal.SIGSTOP)
+        assert running.master.wait() == 4
+        running.workers[1].wait(20)
+        running.workers[0].popen.send_signal(signal.SIGCONT)
+        running.workers[0].wait(15)
+        assert saved(tmp_path)["meta"]["missing_workers"] == [sent(tmp_path, running.workers[0])[-1].report.worker]
 
 
 @pytest.mark.long

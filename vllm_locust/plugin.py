@@ -70,6 +70,7 @@ def attach(environment: Environment, runner: Runner | None = None, **_: Any) -> 
         host.interrupt_main_greenlet_only(worker.hurry)
         # A process that only sends has no verdict: its failures are the master's to judge.
         environment.process_exit_code = int(ExitCode.OK)
+        environment.events.test_stopping.add_listener(lambda **_: worker.halt())
         # Registered after Locust's own, hence called before it: quitting listeners run in reverse.
         environment.events.quitting.add_listener(lambda **_: worker.leave())
         return
@@ -257,6 +258,9 @@ class Plugin:
         self._environment.process_exit_code = int(code)
         if not self._options.headless:
             self._print_report()
+        elif not master.live_workers:
+            # Locust has ended a run whose workers have all gone, and would wait for its time to be over, if it has one.
+            gevent.spawn(self._end)
 
     def _save_log(self, directory: Path) -> Path | None:
         """Write the log of requests beside the run, where there is one."""

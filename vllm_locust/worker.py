@@ -173,14 +173,22 @@ class Worker:
         # Locust's own stop sleeps for so long without answering heartbeats; whoever is left now has nothing to finish.
         self._environment.stop_timeout = 0
 
+    def halt(self) -> None:
+        """Finish without the master's word, if it has not come: the master is gone, or has given this worker up.
+
+        Locust ends the users then, but what is due in an open loop would leave for as long as it waits for them.
+        """
+        run, recorder = self._generator.run, self._generator.recorder
+        if run.phase is Phase.RUNNING and recorder is not None and run.start is not None:
+            windows = recorder.grid.count(time.monotonic_ns() - recorder.start_ns)
+            stop_timeout_s = run.start.settings.stop_timeout_s
+            self.finish(Finish(run=run.start.run, windows=windows, stop_timeout_s=stop_timeout_s))
+
     def leave(self) -> None:
         """This process was interrupted: finish, with the master's word if it comes at once, without it if not."""
         run = self._generator.run
         self._wait(lambda: run.phase is not Phase.RUNNING, _LINGER_S / 4)
-        recorder, start = self._generator.recorder, run.start
-        if run.phase is Phase.RUNNING and recorder is not None and start is not None:
-            windows = recorder.grid.count(time.monotonic_ns() - recorder.start_ns)
-            self.finish(Finish(run=start.run, windows=windows, stop_timeout_s=start.settings.stop_timeout_s))
+        self.halt()
         while run.phase is Phase.FINISHING:
             gevent.sleep(POLL_S)
         # What the master asks for, it asks for since it has the final state, though its word of that may be lost.

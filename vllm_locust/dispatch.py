@@ -1,12 +1,14 @@
 """An open loop: every arrival leaves at its instant, in a greenlet of its own, however many are in flight.
 
 Nothing here waits for an answer. Where there is a cap on streams in flight, arrivals wait for a seat, and get it in the
-order in which they were due; what the end of the run finds waiting is dropped, and counted.
+order in which they were due; what the end of the run finds waiting is dropped, and counted. So is what was due and
+this process was too slow to send.
 """
 
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain, takewhile
 from typing import Generic, TypeVar
 
 import gevent
@@ -41,13 +43,16 @@ class Dispatch(Generic[Request]):
         """
         self._arrivals = arrivals
         self._start_ns = start_ns
+        self._since_ns = since_ns
         self._most = most
         self._make, self._offer, self._send, self._drop, self._on_done = make, offer, send, drop, on_done
         self._waiting: deque[tuple[int, int]] = deque()
         """Not whole requests: a server that stands still leaves as many here as one likes, and prompts are long."""
+        self._next: tuple[int, int] | None = None
+        """What has been taken from the schedule and not been offered."""
         self._out = 0
         self._over = self._closed = False
-        self._loop = gevent.spawn(self._run, since_ns)
+        self._loop = gevent.spawn(self._run)
 
     @property
     def done(self) -> bool:
@@ -55,16 +60,27 @@ class Dispatch(Generic[Request]):
         return self._over and not self._out and not self._waiting
 
     def close(self) -> None:
-        """Let no more arrivals leave, and drop those that wait for a seat."""
+        """Let no more arrivals leave; drop those that wait for a seat, and offer and drop those that are overdue."""
+        if self._closed:
+            return
+        age_ns = time.monotonic_ns() - self._start_ns
         self._closed = True
         self._loop.kill()
+        gevent.sleep(0)  # who has just been given a seat is dropped before this returns
         while self._waiting:
             self._drop(self._make(*self._waiting.popleft()))
+        left = chain([] if self._next is None else [self._next], self._arrivals)
+        for number, at_ns in takewhile(lambda arrival: arrival[1] <= age_ns, left):
+            if at_ns >= self._since_ns:
+                request = self._make(number, self._start_ns + at_ns)
+                self._offer(request)
+                self._drop(request)
 
-    def _run(self, since_ns: int) -> None:
+    def _run(self) -> None:
         passed = 0
         for number, at_ns in self._arrivals:
-            if at_ns < since_ns:
+            self._next = number, at_ns
+            if at_ns < self._since_ns:
                 passed += 1
                 if not passed % _PASSED:
                     gevent.sleep(0)
@@ -73,6 +89,7 @@ class Dispatch(Generic[Request]):
             request = self._make(number, due_ns)  # before it is due, so that it need only be sent then
             _sleep_until(due_ns)
             self._offer(request)
+            self._next = None
             if self._most is None or self._out < self._most:
                 self._depart(request)
             else:

@@ -379,6 +379,36 @@ def assert_slowest(slowest: list[dict[str, Any]], scenarios: dict[str, Any], use
             assert all(slow["input_tokens"] and slow["output_tokens"] for slow in found if slow["outcome"] == "ok")
 
 
+@pytest.mark.parametrize(
+    ("flags", "error"),
+    [
+        (["--requests", "10", "-u", "1"], "--requests for 1 users on 2 workers"),
+        (["--request-rate", "5", "--max-in-flight", "1"], "--max-in-flight 1 for 2 workers"),
+    ],
+)
+def test_what_the_workers_that_came_cannot_do_ends_the_run_at_once(
+    tmp_path: Path, server: str, flags: list[str], error: str
+) -> None:
+    with cluster(tmp_path, headless(tmp_path, server, "-t", "10m", *flags)) as running:
+        assert running.master.wait(30) == 2, running.master.output
+        assert error in running.master.output
+        for worker in running.workers:
+            worker.wait(30)
+    assert served(server)["completed"] == 0
+
+
+def test_workers_are_there_for_the_form_that_mends_a_refused_one(tmp_path: Path, server: str) -> None:
+    port = free_port()
+    options = ["--web-host", "127.0.0.1", "--web-port", str(port), "--prometheus-port", "0", "--host", server]
+    browser = Browser(f"http://127.0.0.1:{port}")
+    with cluster(tmp_path, options) as running:
+        wait_for(lambda: running.master.output.count("reported as ready") == 2, "workers")
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="nowhere.toml")
+        wait_for(lambda: "scenario 'nowhere.toml' not found" in running.master.output, "error")
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="short")
+        wait_for(lambda: served(server)["completed"] > 0, "requests of the mended form", 10)
+
+
 def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server: str) -> None:
     port = free_port()
     options = ["--web-host", "127.0.0.1", "--web-port", str(port), "--prometheus-port", "0", "--host", server]

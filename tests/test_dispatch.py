@@ -188,6 +188,27 @@ def test_a_request_that_breaks_frees_its_seat(sending: Sending, capfd: pytest.Ca
     assert "LookupError: a bug" in capfd.readouterr().err
 
 
+def test_what_is_overdue_at_the_end_is_offered_and_dropped(sending: Sending) -> None:
+    """A thousand are due each second, and this process is too slow for more than fifty."""
+
+    def send(arrival: Arrival) -> None:
+        sending.sent.append((arrival, time.monotonic_ns()))
+        time.sleep(0.02)
+
+    dispatch = sending.dispatch(every_ms(1, 10_000), send=send)
+    wait_for(lambda: len(sending.sent) >= 5)
+    before_ns = time.monotonic_ns()
+    dispatch.close()
+    after_ns = time.monotonic_ns()
+    due = sum(sending.start_ns + at_ns <= before_ns - 10 * MS for at_ns in every_ms(1, 10_000))
+    offered = [number for (number, _), _ in sending.offered]
+    assert offered == list(range(len(offered)))
+    assert due <= len(offered)
+    assert all(due_ns <= after_ns for (_, due_ns), _ in sending.offered)
+    assert sending.numbers + [number for number, _ in sending.dropped] == offered
+    assert sending.dropped
+
+
 def test_closing_drops_exactly_those_that_wait_and_none_is_sent_afterwards(sending: Sending) -> None:
     dispatch = sending.dispatch(every_ms(1, 10_000), most=4)
     wait_for(lambda: len(sending.offered) >= 9)

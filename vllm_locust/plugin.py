@@ -19,7 +19,7 @@ import locust
 from locust import events
 from locust.env import Environment
 from locust.event import EventHook
-from locust.runners import MasterRunner, Runner, WorkerRunner
+from locust.runners import STATE_STOPPED, MasterRunner, Runner, WorkerRunner
 
 from vllm_locust import (
     __version__,
@@ -116,8 +116,6 @@ class Plugin:
         self._name = "run"
         self._reset = False
         """Whether --reset-stats has had its one reset of the run."""
-        self._refusal: gevent.Greenlet | None = None
-        """The stop of a run that was refused."""
         self._run: results.Run | None = None
         self._saved: Path | None = None
         self._log: Path | None = None
@@ -193,17 +191,11 @@ class Plugin:
 
     def _on_test_start(self) -> None:
         prepared, self._prepared = self._prepared, None
-        if self._refusal is not None:
-            self._refusal.join()  # else it would stop this run
         try:
             prepared = prepared or self._plan()
             self._pace.check(prepared.settings.load)
         except InputError as error:
-            self._master.refuse()
-            logger.error("the run was refused: %s", error)
-            self._runner.log_exception("vllm-locust", str(error), "")
-            self._refusal = gevent.spawn(self._runner.stop)
-            return
+            self._refuse_run(error)
         if self._master.recording is not None:
             self._exporter.retire(self._master.recording)
         self._written.wait()  # the run before may still be writing
@@ -213,6 +205,18 @@ class Plugin:
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
         self._master.begin(prepared)
         self._pace.begin(prepared.settings.load)
+
+    def _refuse_run(self, error: InputError) -> NoReturn:
+        """Have Locust spawn nobody: users would wait for a run that never begins, and a stop for them."""
+        self._master.refuse()
+        logger.error("the run was refused: %s", error)
+        self._runner.log_exception("vllm-locust", str(error), "")
+        self._runner.update_state(STATE_STOPPED)
+        self._runner._users_dispatcher = None  # noqa: SLF001 - as Locust's stop leaves it
+        if self._immediate:
+            self._environment.process_exit_code = int(error.exit_code)
+            gevent.spawn(self._end)
+        raise gevent.GreenletExit  # ends the greenlet that starts the run; an Exception Locust logs, and goes on
 
     def _end(self) -> None:
         """End the run as Locust does at --run-time."""

@@ -411,6 +411,25 @@ def test_workers_are_there_for_the_form_that_mends_a_refused_one(tmp_path: Path,
         wait_for(lambda: served(server)["completed"] > 0, "requests of the mended form", 10)
 
 
+def test_a_form_without_a_run_time_does_not_have_that_of_the_form_before(tmp_path: Path, server: str) -> None:
+    port = free_port()
+    options = ["--web-host", "127.0.0.1", "--web-port", str(port), "--prometheus-port", "0", "--host", server]
+    browser = Browser(f"http://127.0.0.1:{port}")
+    results = tmp_path / "results"
+    with process(locust(*options), tmp_path / "locust.log", cwd=tmp_path) as running:
+        wait_for(lambda: browser.stats()["state"] in ("ready", "stopped"), "web UI")
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="short", run_time="2s")
+        wait_for(lambda: len(list(results.glob("*/run.json"))) == 1, "first run")
+        # A warm-up that is longer than that run would be refused.
+        browser.swarm(user_count="2", spawn_rate="2", host=server, scenario="short", run_time="", warmup="3s")
+        wait_for(lambda: "now" in browser.tab(), "second run")
+        browser.post("stop")
+        wait_for(lambda: len(list(results.glob("*/run.json"))) == 2, "second run")
+        assert_clean(running)
+    metas = [json.loads(path.read_text())["meta"] for path in results.glob("*/run.json")]
+    assert [meta["load"]["run_time_s"] for meta in sorted(metas, key=lambda meta: meta["started"])] == [2, None]
+
+
 def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server: str) -> None:
     port = free_port()
     options = ["--web-host", "127.0.0.1", "--web-port", str(port), "--prometheus-port", "0", "--host", server]

@@ -136,6 +136,7 @@ class Plugin:
             logger.info("metrics are at %s", self._metrics)
         if environment.web_ui is not None:
             webui.add_tabs(environment.web_ui, self._snapshot)
+            webui.forget_run_time(environment.web_ui, self._options)
         if self._immediate:
             self._prepared = self._plan()
             kept = self._prepared.scenarios

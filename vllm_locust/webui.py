@@ -115,6 +115,17 @@ def add_tabs(web_ui: WebUI, snapshot: Callable[[], Snapshot]) -> None:
         return response
 
 
+def forget_run_time(web_ui: WebUI, options: Any) -> None:  # noqa: ANN401 - an argparse namespace
+    """Have a form without a run time mean none: Locust ends no such run, but keeps the option of the one before."""
+    app = web_ui.app
+    assert app is not None  # noqa: S101 - declared before it is made
+
+    @app.before_request
+    def forget() -> None:
+        if request.method == "POST" and request.path.endswith("/swarm") and not request.form.get("run_time"):
+            options.run_time = None
+
+
 def _rows_of_tabs(now: Snapshot, watch: Watch) -> Iterator[Sequence[Sequence[object]]]:
     """Yield the rows of each tab."""
     if now.recording is None:

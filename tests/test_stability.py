@@ -9,6 +9,7 @@ from vllm_locust import spikes, stability
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode
 from vllm_locust.evidence import Evidence
+from vllm_locust.intervals import intervals
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording
 from vllm_locust.summary import Meta, summary
@@ -53,7 +54,9 @@ NEEDED = 13
 
 def test_the_rates_of_all_rules_add_up_to_less_than_one_in_a_hundred() -> None:
     assert stability.FALSE_ALARM <= 0.01
-    evidence = Evidence.of(list(stability.intervals(log_normal(0, ONE))))
+    evidence = Evidence()
+    for window in intervals(log_normal(0, ONE)):
+        evidence.add(window)
     assert spikes.needed(spikes.allowed_of_one(evidence)) == NEEDED
 
 

@@ -64,21 +64,22 @@ class Symptom:
 class Evidence:
     """The windows of a run that are judged: whole ones after the warm-up."""
 
-    windows: list[Interval]
+    windows: list[Interval] = field(default_factory=list)
+    """Without histograms."""
     steady: dict[str, list[Cell]] = field(default_factory=dict)
     """Steady requests of each scenario, window by window."""
     totals: dict[str, Cell] = field(default_factory=dict)
     """The same of all these windows together."""
 
-    @classmethod
-    def of(cls, windows: Sequence[Interval]) -> "Evidence":
-        """Sort what happened in some windows by scenario."""
-        names = sorted({key.scenario for window in windows for key in window.cells if key.phase in window.phases})
-        found = cls(list(windows))
-        for name in names:
-            found.steady[name] = [total(cell.copy(_METRICS) for cell in window.told(name)) for window in windows]
-            found.totals[name] = total(found.steady[name])
-        return found
+    def add(self, window: Interval) -> None:
+        """Take the next window, and of it no more than the rules look at: all of a day's windows are much."""
+        names = {key.scenario for key in window.cells if key.phase in window.phases}
+        for name in sorted(names - self.steady.keys()):
+            self.steady[name], self.totals[name] = [Cell() for _ in self.windows], Cell()
+        for name, cells in self.steady.items():
+            cells.append(total(cell.copy(_METRICS) for cell in window.told(name)))
+            self.totals[name].merge(cells[-1])
+        self.windows.append(window.counted())
 
     @property
     def window_ns(self) -> int:

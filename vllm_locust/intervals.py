@@ -5,7 +5,7 @@ run cut has its own length, by which its rates are divided. A sample is in the w
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from vllm_locust.cell import Cell, Cells, select, total
@@ -41,6 +41,10 @@ class Interval:
     def length_s(self) -> float:
         """How long it is."""
         return (self.end_ns - self.start_ns) / NS_PER_S
+
+    def counted(self) -> "Interval":
+        """Return the same without histograms."""
+        return replace(self, cells={key: cell.copy(()) for key, cell in self.cells.items()})
 
     def told(self, scenario: str | None = None) -> Iterator[Cell]:
         """Yield the cells of those requests whose latencies are told; of a scenario or of all."""

@@ -53,12 +53,11 @@ def judge(
     `missing` are workers without final data; `early` says that the run was stopped before it was over, `faulty` that
     the generator was at fault, and `limited` that a limit of the user's says how many requests may fail.
     """
-    every = list(intervals(recording))
-    judged = [window for window in every if window.steady and window.whole and not _asks_again(window)]
-    evidence = Evidence.of(judged)
+    evidence = Evidence()
+    figures = rows(_taken(recording, evidence))
     together, sparse = _together(evidence)
     doubts = [*_doubts(evidence, missing, early=early, faulty=faulty), *sparse]
-    seen = [*_symptoms(evidence, together, _open_before(every, judged), limited=limited)]
+    seen = [*_symptoms(evidence, together, _open_before(recording, evidence), limited=limited)]
     remarks = [symptom for symptom in [*seen, *doubts] if symptom.kind in _REMARKS]
     doubts = [doubt for doubt in doubts if doubt.kind not in _REMARKS]
     seen = [symptom for symptom in seen if symptom.kind not in _REMARKS]
@@ -66,12 +65,12 @@ def judge(
     standing = [symptom for symptom in seen if symptom.kind not in spoilt]
     return {
         "verdict": "unstable" if standing else "inconclusive" if doubts else "stable",
-        "judged_windows": [window.index for window in judged],
+        "judged_windows": [window.index for window in evidence.windows],
         "window_s": recording.window_ns / NS_PER_S,
         "reasons": [reason.plain() for reason in [*standing, *doubts]],
         "doubtful": [symptom.plain() for symptom in seen if symptom.kind in spoilt],
         "remarks": [remark.plain() for remark in remarks],
-        "windows": rows(every),
+        "windows": figures,
     }
 
 
@@ -88,14 +87,18 @@ def _symptoms(evidence: Evidence, together: dict[str, int], open_before: int, *,
     yield from symptoms.interplay(evidence)
 
 
-def _asks_again(window: Interval) -> bool:
-    return any(key.phase == RETRY for key in window.cells)
+def _taken(recording: Recording, evidence: Evidence) -> Iterator[Interval]:
+    """Yield every window, and take those that are judged as evidence."""
+    for window in intervals(recording):
+        if window.steady and window.whole and all(key.phase != RETRY for key in window.cells):
+            evidence.add(window)
+        yield window
 
 
-def _open_before(every: Sequence[Interval], judged: Sequence[Interval]) -> int:
+def _open_before(recording: Recording, evidence: Evidence) -> int:
     """Return how many requests were due and had not ended when the first judged window began."""
-    first = judged[0].index if judged else 0
-    cells = [cell for window in every[:first] for cell in window.cells.values()]
+    first = evidence.windows[0].index if evidence.windows else 0
+    cells = [cell for index in range(first) for cell in recording.window(index).values()]
     due = sum(cell.counters.get("scheduled", 0) - cell.counters.get("dropped", 0) for cell in cells)
     return due - sum(ended(cells).values())
 

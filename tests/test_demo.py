@@ -8,8 +8,9 @@ import pytest
 from processes import Process, assert_clean, free_port, process, saved, simulator, wait_for
 
 from vllm_locust import cli, scenario
+from vllm_locust.evidence import FALSE_ALARMS, SPIKING
+from vllm_locust.spikes import needed
 from vllm_locust.stability import FEWEST_WINDOWS
-from vllm_locust.symptoms import FALSE_ALARMS, SPIKING, needed
 
 
 def demo(folder: Path, *flags: str) -> list[str]:

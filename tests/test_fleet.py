@@ -225,8 +225,11 @@ class Killed:
     joined_s: float
 
 
-def kill_and_restart(folder: Path, server: str, *arguments: str) -> Killed:
-    """Run; kill -9 one worker, start it again once the master has missed it, and check that nothing told is lost."""
+def kill_and_restart(folder: Path, server: str, *arguments: str, at_once: bool = False) -> Killed:
+    """Run; kill -9 one worker, start it again, and check that nothing told is lost.
+
+    It is started when the master has missed it, or at once, and the master misses it later.
+    """
     watched = reporting(folder)
     given = headless(folder, server, *arguments)
     with cluster(folder, given, 3, worker_locustfile=watched) as running:
@@ -238,7 +241,8 @@ def kill_and_restart(folder: Path, server: str, *arguments: str) -> Killed:
         time.sleep(0.3)
         victim.popen.kill()
         killed_s = time.monotonic() - started_s
-        wait_for(lambda: "is lost; what it had reported stays" in running.master.output, "loss")
+        if not at_once:
+            wait_for(lambda: "is lost; what it had reported stays" in running.master.output, "loss")
         joined_s = time.monotonic() - started_s
         with join(running, folder, watched) as newcomer:
             code = end(running)
@@ -281,12 +285,13 @@ def test_case_54_a_worker_that_was_killed_and_started_again_takes_its_place_in_a
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("at_once", [False, True])
 def test_case_54_a_worker_that_was_killed_and_started_again_goes_on_with_its_arrivals(
-    tmp_path: Path, server: str
+    tmp_path: Path, server: str, *, at_once: bool
 ) -> None:
     rate = 15
     load = ["--request-rate", str(rate), "--arrivals", "constant", "--warmup", "0", "-u", "3", "-r", "3"]
-    killed = kill_and_restart(tmp_path, server, *load, "-t", "20s")
+    killed = kill_and_restart(tmp_path, server, *load, "-t", "20s", at_once=at_once)
     assert_said(killed)
     total = killed.run["summary"]["total"]
     gap_s = when(killed.run, f"{killed.heir} takes the place of {killed.lost}") - killed.killed_s

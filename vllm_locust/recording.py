@@ -411,12 +411,12 @@ class Recording:
 
     def save(self) -> dict[str, Any]:
         """Return all of it as values that JSON can carry."""
-        return {**self.save_frame(), "windows": list(self.save_windows())}
+        return {**self.save_frame(), "windows": msgspec.to_builtins(list(self.save_windows()))}
 
     def save_windows(self) -> Iterator[dict[str, Any]]:
-        """Yield each window as `save` has it, for whom all of them at once are too much."""
+        """Yield what is JSON as `save` has it, window by window, for whom all of them at once are too much."""
         for index in range(1 + max((index for _, index in self.gauges), default=-1)):
-            yield {"index": index, "cells": msgspec.to_builtins(self._whole(index))}
+            yield {"index": index, "cells": self._whole(index)}
 
     def save_frame(self) -> dict[str, Any]:
         """Return what `save` has beside its windows."""

@@ -81,7 +81,7 @@ def _encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
     try:
         return msgspec.json.encode(content)
     except UnicodeEncodeError:  # half a surrogate pair: Python has strings that UTF-8 has not
-        return msgspec.json.encode(_encodable(content))
+        return msgspec.json.encode(_encodable(msgspec.to_builtins(content)))
 
 
 def _encodable(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -279,6 +279,17 @@ class Master:
         """Whether every rank has sent all that it had to send."""
         return all(m.done for m in self._ranks)
 
+    @property
+    def starved(self) -> list[str]:
+        """Names of those that have requests left, and no user to send them: Locust has moved them, or was told to."""
+        if self._spawned is None:
+            return []
+        return [
+            member.name
+            for client, member in self.members.items()
+            if member.rank is not None and not (member.done or self._gone(client) or self._users(client))
+        ]
+
     def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         try:
             report = decode_report(msg.data["report"])
@@ -456,6 +467,10 @@ class Master:
             return False
         node = self._runner.clients.get(client)
         return node is None or node.state == STATE_MISSING
+
+    def _users(self, client: str) -> int:
+        runner = self._runner
+        return int(runner.clients[client].user_count if isinstance(runner, MasterRunner) else runner.user_count)
 
     def _left(self, client: str) -> bool:
         """Tell whether a worker has gone for good: one that is missing may only be slow."""

@@ -53,8 +53,9 @@ format: $(READY)  ## format, and mend what can be mended
 	$(BIN)/ruff format
 	$(BIN)/ruff check --fix
 
-bench: $(READY) packages  ## measure the measuring: error and cost of token times
+bench: $(READY) packages  ## measure the measuring: error and cost of token times, and whether arrivals leave when due (4 minutes)
 	$(BIN)/python benchmarks/bench.py
+	$(BIN)/python benchmarks/arrivals.py
 
 bench-peers: $(READY) $(VLLM)/.ready $(GENAI)/.ready  ## the same beside the tools people use today (20 minutes, 4 GB)
 	$(BIN)/python benchmarks/peers.py $(PEERS_OPTIONS)

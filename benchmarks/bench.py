@@ -13,11 +13,11 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import gevent
 import numpy as np
@@ -31,6 +31,13 @@ from vllm_locust.timeline import Outcome, Timeline
 _EMITTER = Path(__file__).with_name("emitter.py")
 _RUN = "bench"
 _USER_CLASS = "ChatUser"
+
+
+class Targets(Protocol):
+    """A column of a table."""
+
+    @property
+    def targets(self) -> dict[str, float]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +151,7 @@ def measure(point: Point, seconds: float) -> dict[str, float]:
     with tempfile.TemporaryDirectory() as folder, _emitter(point, tokens, Path(folder)) as (emitter, port, truth):
         scheme = "https" if point.tls else "http"
         command = [sys.executable, __file__, "--generate", f"{scheme}://127.0.0.1:{port},{point.streams},{tokens}"]
-        with _on_core(0):
+        with on_core(0):
             output = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=seconds * 5 + 30).stdout
         found = json.loads(output)
         cost = json.loads(emitter.communicate(timeout=30)[0])
@@ -174,7 +181,7 @@ def _emitter(point: Point, tokens: int, folder: Path) -> Iterator[tuple[subproce
     if point.tls:
         what["certificate"] = _certificate(folder)
     command = [sys.executable, str(_EMITTER), *(f"--{name}={value}" for name, value in what.items())]
-    with _on_core(1):
+    with on_core(1):
         process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -193,7 +200,7 @@ def _certificate(folder: Path) -> Path:
 
 
 @contextmanager
-def _on_core(number: int) -> Iterator[None]:
+def on_core(number: int) -> Iterator[None]:
     """Let processes begin on one of the cores that this one may use."""
     cores = os.sched_getaffinity(0)
     os.sched_setaffinity(0, {sorted(cores)[number % len(cores)]})
@@ -214,14 +221,14 @@ def _median(runs: list[dict[str, float]]) -> dict[str, float]:
     return found | {"lost streams": max(figures["lost streams"] for figures in runs)}
 
 
-def table(points: list[Point], figures: list[dict[str, float]]) -> str:
+def table(points: Sequence[Targets], figures: list[dict[str, float]], decimals: dict[str, int]) -> str:
     """Return one line per figure, one column per point, targets in brackets."""
     rows = [["", *(f"{point} (target)" for point in points)]]
     for name in figures[0]:
         cells = []
         for point, found in zip(points, figures, strict=True):
             target = f" (≤ {point.targets[name]:g})" if name in point.targets else ""
-            cells.append(f"{found[name]:,.{_DECIMALS.get(name, 1)}f}{target}")
+            cells.append(f"{found[name]:,.{decimals.get(name, 1)}f}{target}")
         rows.append([name, *cells])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -250,7 +257,7 @@ def main() -> int:
     print(machine(), flush=True)
     points = [point for point in POINTS if options.streams in (None, point.streams)]
     figures = [_median([measure(point, options.seconds) for _ in range(options.repeat)]) for point in points]
-    print(table(points, figures))
+    print(table(points, figures, _DECIMALS))
     return 1 if any(found["lost streams"] for found in figures) else 0
 
 

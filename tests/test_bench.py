@@ -23,6 +23,13 @@ def test_the_bench_runs_and_loses_no_stream() -> None:
     assert float(figures["CPU per token event, µs"][0]) > 0
 
 
+def test_the_bench_of_arrivals_runs_and_loses_none() -> None:
+    figures = bench("arrivals.py", "--rate", "50", "--arrivals", "constant", "--seconds", "2")
+    assert int(figures["requests due"][0]) > 50
+    assert figures["lost"][0] == "0"
+    assert float(figures["queue p50, ms"][0]) > 0
+
+
 def test_of_100_streams_of_which_75_break_we_call_25_a_success_and_plain_locust_more() -> None:
     found = bench("peers.py", "--tools", "vllm-locust,Locust", "--streams", "100", "--rounds", "1")[
         "streams called a success"

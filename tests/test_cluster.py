@@ -311,6 +311,8 @@ def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
     rows = browser.tab()
     streams = rows.pop("now", None)
     assert streams is None if ended else re.fullmatch(r"\d+ streams in flight", str(streams))
+    warmup = rows.pop("warm-up", None)  # the statistics are reset before the end
+    assert warmup is None if ended else re.fullmatch(r"the first .* m?s are left out", str(warmup))
     assert next(iter(rows)) == "this run"
     line, *others = rows.items()
     assert (line[0], line[1].partition(": ")[0]) in VERDICTS

@@ -199,6 +199,16 @@ def test_case_53_a_wall_clock_that_is_wrong_changes_no_number_and_is_named(
     assert all(count > 0 for count in per_window[: seconds // 2])
 
 
+@pytest.mark.long
+def test_a_first_report_that_takes_three_seconds_is_no_wrong_clock(tmp_path: Path, server: str) -> None:
+    slow = reporting(tmp_path, passing="if number == 1:\n    gevent.sleep(3)\nsend()")
+    arguments = headless(tmp_path, server, "-u", "4", "-r", "4", "-t", "7s", "--tags", "short")
+    with cluster(tmp_path, arguments, 1, worker_locustfile=slow) as running:
+        end(running)
+        run = assert_told(tmp_path, *running.workers)
+    assert not any("wall clock" in remark for remark in run["meta"]["remarks"])
+
+
 # 54: workers that die, and come again
 
 
@@ -630,7 +640,7 @@ if number == 3:
     other.format += 1
     for harmed in (b"garbage", msgspec.msgpack.encode(other), "text"):
         runner.client.send(Message(REPORT, {**data, "report": harmed}, runner.client_id))
-    for harmed in ({"nothing": 1}, None):
+    for harmed in ({"nothing": 1}, {"report": data["report"]}, None):
         runner.client.send(Message(REPORT, harmed, runner.client_id))
 send()
 """
@@ -647,7 +657,8 @@ def test_case_61_a_report_that_cannot_be_read_costs_one_line_in_the_log_and_noth
         lines = [line for line in running.master.output.splitlines() if "/ERROR/" in line]
         assert "Traceback" not in running.master.output
         run = assert_told(tmp_path, *running.workers)
-    assert len(lines) == 5, running.master.output
+    assert len(lines) == 6, running.master.output
+    assert "6 reports of workers could not be read" in run["meta"]["remarks"]
     assert all("cannot be read and is dropped" in line for line in lines)
     assert any(f"format {FORMAT + 1}" in line for line in lines)
     assert run["summary"]["total"]["outcomes"]["ok"] == served(server)["completed"]

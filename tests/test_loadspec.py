@@ -383,7 +383,7 @@ import msgspec
 import vllm_locust.plugin
 from locust import User, task
 from locust.argument_parser import get_parser
-from vllm_locust import ChatUser, CompletionsUser, plan
+from vllm_locust import ChatUser, CompletionsUser, loadspec, plan
 from vllm_locust.errors import InputError
 
 KINDS = {"chat": ChatUser, "completions": CompletionsUser, "other": User}
@@ -406,7 +406,7 @@ for line in sys.stdin:
         asked = plan.given(classes, options, None)
         scenarios = plan.load_scenarios(classes, options, None)
         load = plan.load_of(classes, options, asked, scenarios, plan.tags(options))
-        answer = {"load": msgspec.to_builtins(load), "run_time_s": plan.run_time_s(asked)}
+        answer = {"load": msgspec.to_builtins(load), "run_time_s": loadspec.run_time_s(asked)}
     except InputError as error:
         answer = {"error": str(error)}
     print(json.dumps(answer), flush=True)

@@ -1049,3 +1049,22 @@ def test_stalls_add_up_in_the_window_in_which_they_are_noticed() -> None:
     for at_ms, stalled_ms in ((400, 60), (900, 200), (1300, 0), (1700, 70)):
         bench.tick(at_ms, stalled_ms=stalled_ms)
     assert [w.gauges.stalled_ns for w in bench.recorder.report(bench.now_ns).windows] == [260 * MS, 70 * MS]
+
+
+def test_what_has_ended_is_taken_in_slices_too_and_comes_to_the_same() -> None:
+    """At 500 requests per second, all ends of a second at once would keep the loop from its arrivals for 25 ms."""
+    requests = [streamed(300 + i, 350 + i, 400 + i, done_ms=455 + i, usage=(7, 3, None)) for i in range(35)]
+    whole = recorded(*requests)
+    bench, master = Bench(), Recording("r", 0, WINDOW_MS * MS)
+    bench.play([step for request in requests for step in bench.steps(request)])
+    left = [len(bench.recorder._ended)]
+    left += [len(bench.recorder._ended) for _ in bench.recorder.harvest_slices()]
+    assert left[0] == 35
+    assert 0 < left[-1] <= 10
+    assert all(0 < before - after <= 10 for before, after in pairwise(left))
+    bench.recorder.finish(bench.at(99_999))
+    assert master.merge(decode_report(encode_report(bench.recorder.report(bench.now_ns))))
+    (found,), (expected,) = master.totals.values(), whole.totals.values()
+    assert found.counters == expected.counters
+    assert found.histograms.keys() == expected.histograms.keys() >= {"ttft", "itl", "e2el", "tpot"}
+    assert all(samples(found, metric) == samples(expected, metric) for metric in expected.histograms)

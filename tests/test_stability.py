@@ -19,7 +19,7 @@ ONE = {"short": Traffic(60)}
 
 
 def judged(recording: Recording, **doubts: Any) -> dict[str, Any]:
-    return stability.judge(recording, **{"missing": [], "early": False, "faults": [], **doubts})
+    return stability.judge(recording, **{"missing": [], "early": False, "faulty": False, **doubts})
 
 
 def kinds(verdict: dict[str, Any], part: str = "reasons") -> set[str]:
@@ -306,7 +306,7 @@ def test_a_run_without_requests_is_inconclusive() -> None:
     [
         ({"early": True}, "early", "unstable"),
         ({"missing": ["w2"]}, "workers", "unstable"),
-        ({"faults": ["w1 used up to 97 % of a core"]}, "generator", "inconclusive"),
+        ({"faulty": True}, "generator", "inconclusive"),
     ],
 )
 def test_a_spike_is_what_it_is_unless_the_generator_made_it(doubt: dict[str, Any], kind: str, verdict: str) -> None:
@@ -316,6 +316,15 @@ def test_a_spike_is_what_it_is_unless_the_generator_made_it(doubt: dict[str, Any
     assert ("spike" in kinds(spiky, "doubtful")) == (verdict == "inconclusive")
     flat = judged(log_normal(14, ONE), **doubt)
     assert (flat["verdict"], kinds(flat)) == ("inconclusive", {kind})
+
+
+def test_a_silence_is_the_servers_unless_the_generator_did_not_read() -> None:
+    """Ten seconds without a token do not come from a busy core; they may from a loop that was away for as long."""
+    cells = cells_of(log_normal(6, ONE, scheduled=False))
+    cells[10] = {}
+    for away_s, verdict in ((0.2, "unstable"), (9, "inconclusive")):
+        seen = {10: WAITING | {"loop_lag_ns": int(away_s * NS_PER_S)}}
+        assert judged(recorded(cells, gauges=seen), faulty=True)["verdict"] == verdict
 
 
 def test_a_lost_worker_explains_a_throughput_that_fell() -> None:

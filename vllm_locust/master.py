@@ -102,6 +102,8 @@ class Master:
         self._before: Recording | None = None
         """The recording of the epoch before a reset, as long as last reports of it may come."""
         self._late = 0
+        self._unreadable = 0
+        """How many reports could not be read since the start."""
         self._ranks: list[Member] = []
         """Who has each rank."""
         self._steady_ns = 0
@@ -125,7 +127,7 @@ class Master:
         self._shape(self.recording)
         self.phase = Phase.RUNNING
         self.run_start_ns = self.start_ns = time.monotonic_ns()
-        self.stop_ns, self._before, self._late = None, None, 0
+        self.stop_ns, self._before, self._late, self._unreadable = None, None, 0, 0
         self.log = self._new_log(self.recording.run) if plan.settings.request_log else None
         self._done.clear()
         clients = self._clients()
@@ -292,22 +294,23 @@ class Master:
 
     def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         try:
-            report = decode_report(msg.data["report"])
+            report, last, wall_s = decode_report(msg.data["report"]), msg.data["last"], msg.data["wall_s"]
         except (ValueError, TypeError, KeyError) as error:
             logger.error("a report of worker %s cannot be read and is dropped: %s", msg.node_id, error)
+            self._unreadable += 1
             return
         member = self.members.get(msg.node_id)
         if member is not None:
-            self._note(msg.node_id, member, report, msg.data["wall_s"])
+            self._note(msg.node_id, member, report, wall_s)
         if self.recording is not None and self.recording.merge(report):
-            if member is not None and msg.data["last"]:
+            if member is not None and last:
                 member.finished = True
                 if self.log is not None:
                     self.log.fetch(msg.node_id)
-        elif self._before is not None and self._before.merge(report) and member is not None and msg.data["last"]:
+        elif self._before is not None and self._before.merge(report) and member is not None and last:
             member.reset = True
         # Whatever is not final will have changed by the next report, and travels again in any case.
-        if msg.data["last"] or any(window.sealed for window in report.windows):
+        if last or any(window.sealed for window in report.windows):
             ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
             self._runner.send_message(ACK, ack, msg.node_id)
 
@@ -319,12 +322,16 @@ class Master:
         member.taken, member.done, member.answered_users = report.taken, report.done, report.answered_users
         if report.steady_ns != self._steady_ns:  # it has not heard, or not yet
             self._send_steady(client)
-        if member.clock_off_s is None:
-            member.clock_off_s = wall_s - time.time()
+        off_s = wall_s - time.time()  # a message that took its time makes a clock seem to be behind, never ahead
+        member.clock_off_s = off_s if member.clock_off_s is None else max(member.clock_off_s, off_s)
 
     @property
-    def clock_remarks(self) -> list[str]:
-        """Say whose wall clock is wrong."""
+    def remarks(self) -> list[str]:
+        """Say whose wall clock is wrong, and what could not be read."""
+        unreadable = [f"{self._unreadable} reports of workers could not be read"] if self._unreadable else []
+        return [*self._clock_remarks(), *unreadable]
+
+    def _clock_remarks(self) -> list[str]:
         return [
             f"{m.name}: its wall clock is {abs(m.clock_off_s):.0f} s {'behind' if m.clock_off_s < 0 else 'ahead'}; "
             "no number depends on it"

@@ -367,7 +367,7 @@ class Plugin:
             ended_early=early,
             remarks=[
                 *prepared.remarks,
-                *master.clock_remarks,
+                *master.remarks,
                 *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks),
                 *(master.log.remarks if master.log is not None else ()),
             ],

@@ -29,6 +29,8 @@ from vllm_locust.windows import Windows
 
 _SLICE = 50
 """How many timelines are harvested without a pause: half a millisecond."""
+_ENDED = 10
+"""How many that have ended: each costs as much as five."""
 _NO_GAPS = np.empty(0, np.int64)
 
 
@@ -190,10 +192,14 @@ class Recorder:
         self._windows.seal_all()
 
     def harvest_slices(self) -> Iterator[None]:
-        """Take what is new in timelines that run, a slice at a time: the loop is not to be away for long."""
+        """Take what is new in timelines, a slice at a time: the loop is not to be away for long."""
         live = list(self._live.items())
         for first in range(0, len(live), _SLICE):
             self._take(live[first : first + _SLICE])
+            yield
+        while len(self._ended) > _ENDED:  # the last few are left to `harvest`
+            ended, self._ended = self._ended[:_ENDED], self._ended[_ENDED:]
+            self._take_ended(ended)
             yield
 
     def take_gaps_ns(self) -> npt.NDArray[np.int64]:
@@ -204,10 +210,13 @@ class Recorder:
     def harvest(self) -> int | None:
         """Take what is new in all timelines; returns when the oldest token event came whose gap is held back."""
         ended, self._ended = self._ended, []
-        held_ns = self._take([*self._live.items(), *ended])
+        self._take_ended(ended)
+        return self._take([*self._live.items()])
+
+    def _take_ended(self, ended: "list[tuple[Timeline, _Progress]]") -> None:
+        self._take(ended)
         for timeline, progress in ended:
             self._take_end(timeline, progress)
-        return held_ns
 
     def _take(self, timelines: "list[tuple[Timeline, _Progress]]") -> int | None:
         harvests: dict[Key, Harvest] = defaultdict(Harvest)

@@ -209,12 +209,11 @@ _PACKED_DECODER = msgspec.msgpack.Decoder(list[WireCell])
 _LARGE_DECODER = msgspec.json.Decoder(list[WireCell])
 
 
-def _packed(cells: Cells) -> bytes:
-    wire = to_wire(cells)
+def _packed(cells: list[WireCell]) -> bytes:
     try:
-        data = msgspec.msgpack.encode(wire)
+        data = msgspec.msgpack.encode(cells)
     except OverflowError:  # a sum of more than 64 bits, which fits into no report, but may come from several
-        data = msgspec.json.encode(wire)
+        data = msgspec.json.encode(cells)
     return zlib.compress(data, level=1)
 
 
@@ -245,7 +244,11 @@ class _Folded:
         _add(self._loose[index], cells)
         while len(self._loose) > self._LOOSE:
             first = next(iter(self._loose))
-            self._packed[first] = _packed(self._loose.pop(first))
+            self.put(first, to_wire(self._loose.pop(first)))
+
+    def put(self, index: int, cells: list[WireCell]) -> None:
+        """Put all of a window away."""
+        self._packed[index] = _packed(cells)
 
     def wire(self, index: int) -> list[WireCell]:
         """Return the cells of a window as they travel; empty where nothing was sealed."""
@@ -400,6 +403,12 @@ class Recording:
         parts = (part for (_, open_index), part in self._open.items() if open_index == index)
         return chain(self._folded.wire(index), *parts)
 
+    def _whole(self, index: int) -> list[WireCell]:
+        """Return a window as it travels, each key once."""
+        if any(open_index == index for _, open_index in self._open):
+            return to_wire(self.window(index))
+        return self._folded.wire(index)
+
     def save(self) -> dict[str, Any]:
         """Return all of it as values that JSON can carry."""
         return {**self.save_frame(), "windows": list(self.save_windows())}
@@ -407,7 +416,7 @@ class Recording:
     def save_windows(self) -> Iterator[dict[str, Any]]:
         """Yield each window as `save` has it, for whom all of them at once are too much."""
         for index in range(1 + max((index for _, index in self.gauges), default=-1)):
-            yield {"index": index, "cells": msgspec.to_builtins(to_wire(self.window(index)))}
+            yield {"index": index, "cells": msgspec.to_builtins(self._whole(index))}
 
     def save_frame(self) -> dict[str, Any]:
         """Return what `save` has beside its windows."""
@@ -438,7 +447,7 @@ def load(saved: dict[str, Any]) -> Recording:
     recording.length_ns = saved["length_ns"]
     for window in saved["windows"]:
         cells = msgspec.convert(window["cells"], list[WireCell])
-        recording._folded.add(window["index"], cells)  # noqa: SLF001 - a second constructor
+        recording._folded.put(window["index"], cells)  # noqa: SLF001 - a second constructor
         _add(recording._sealed_totals, cells)  # noqa: SLF001
     for worker, index, *values in saved["gauges"]:
         recording.gauges[worker, index] = msgspec.convert(values, Gauges)

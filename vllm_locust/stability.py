@@ -8,7 +8,7 @@ called stable only if a server that was not steady would have been found: `POWER
 at fault. *Unstable* beats *inconclusive* where what was seen does not hang on what is in doubt: too little data makes a
 test blind, not wrong, and the windows before an early end are what they are. But where a worker was lost, rates fell
 and requests stayed open because of it; where the load changed in stages, latencies were to change; and where the
-generator was at fault, nothing that it says of the server counts.
+generator was at fault, no time that it took counts, but what a server refused, or did not send for a whole window.
 
 Windows of the warm-up are left out, and so are those of which less than nine tenths are left (case 50), and those in
 which failed requests were asked again.
@@ -37,7 +37,7 @@ _PRESENT = 0.5
 """Share of a window for which a worker has to be there to have taken part in it."""
 _REMARKS = ("faster", "interplay", "rare")
 _SPOILT = {
-    "generator": {*FALSE_ALARMS},
+    "generator": FALSE_ALARMS.keys() - {"failures", "silence"},
     "workers": {"throughput", "backlog", "silence"},
     "load": {"spike", "drift", "variation", "throughput", "backlog"},
 }
@@ -45,19 +45,19 @@ _SPOILT = {
 
 
 def judge(
-    recording: Recording, *, missing: Sequence[str], early: bool, faults: Sequence[str], limited: bool = False
+    recording: Recording, *, missing: Sequence[str], early: bool, faulty: bool, limited: bool = False
 ) -> dict[str, Any]:
     """Return the verdict on a recording, its reasons, remarks and a row for each window, as plain values.
 
     What was seen and may come from what is in doubt is `doubtful`, and no reason.
-    `missing` are workers without final data, `faults` what the generator did wrong; `early` says that the run was
-    stopped before it was over, and `limited` that a limit of the user's says how many requests may fail.
+    `missing` are workers without final data; `early` says that the run was stopped before it was over, `faulty` that
+    the generator was at fault, and `limited` that a limit of the user's says how many requests may fail.
     """
     every = list(intervals(recording))
     judged = [window for window in every if window.steady and window.whole and not _asks_again(window)]
     evidence = Evidence.of(judged)
     together, sparse = _together(evidence)
-    doubts = [*_doubts(evidence, missing, early=early, faults=faults), *sparse]
+    doubts = [*_doubts(evidence, missing, early=early, faulty=faulty), *sparse]
     seen = [*_symptoms(evidence, together, _open_before(every, judged), limited=limited)]
     remarks = [symptom for symptom in [*seen, *doubts] if symptom.kind in _REMARKS]
     doubts = [doubt for doubt in doubts if doubt.kind not in _REMARKS]
@@ -128,9 +128,9 @@ def _fewest(counts: Sequence[int], size: int) -> int:
     return groups[len(groups) // 10] if groups else 0
 
 
-def _doubts(evidence: Evidence, missing: Sequence[str], *, early: bool, faults: Sequence[str]) -> Iterator[Symptom]:
-    if faults:
-        yield Symptom("generator", f"the generator was measured, and not the server alone: {', '.join(faults)}")
+def _doubts(evidence: Evidence, missing: Sequence[str], *, early: bool, faulty: bool) -> Iterator[Symptom]:
+    if faulty:
+        yield Symptom("generator", "the generator was measured, and not the server alone (see Fidelity)")
     if missing:
         yield Symptom("workers", f"the final data of {format_list(missing)} are missing")
     yield from _absences(evidence)

@@ -108,12 +108,11 @@ def summary(recording: Recording, meta: Meta) -> Summary:
 
 
 def _stability(recording: Recording, meta: Meta, fidelity: Summary, judged: Iterable[Summary]) -> Summary:
-    found = faults(fidelity, meta.generator_limits) if fidelity["token_events"] else []
     return stability.judge(
         recording,
         missing=meta.missing_workers,
         early=meta.ended_early,
-        faults=[fault.text for fault in found],
+        faulty=bool(fidelity["token_events"] and faults(fidelity, meta.generator_limits)),
         limited=any(limit["metric"] == "failures" and not limit["scope"] for limit in judged),
     )
 

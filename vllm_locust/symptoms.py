@@ -31,7 +31,7 @@ from vllm_locust import chance
 from vllm_locust.cell import Cell
 from vllm_locust.evidence import DRIFTING, FALSE_ALARMS, Evidence, Symptom, of, when
 from vllm_locust.histogram import Histogram
-from vllm_locust.intervals import ended
+from vllm_locust.intervals import Interval, ended
 from vllm_locust.quantity import NS_PER_S, format_duration, format_rate, format_share
 
 DRIFT = 0.10
@@ -253,7 +253,7 @@ def silence(evidence: Evidence) -> Iterator[Symptom]:
     silent = [
         window
         for window, number, in_flight_ns in zip(evidence.windows, tokens, streams_ns, strict=True)
-        if number <= few and in_flight_ns >= busy_ns
+        if number <= few and in_flight_ns >= busy_ns and _longest_away_ns(window) <= evidence.window_ns / 2
     ]
     if silent:
         yield Symptom(
@@ -271,6 +271,11 @@ def silence(evidence: Evidence) -> Iterator[Symptom]:
         windows = [window for _, window in hung]
         text = f"a stream sent nothing for {format_duration(worst_ns / NS_PER_S)} {when(windows)}, and was not ended"
         yield Symptom("silence", text, windows=tuple(window.index for window in windows))
+
+
+def _longest_away_ns(window: Interval) -> int:
+    """Return for how long a worker did not read what a server may have sent."""
+    return max((seen.loop_lag_ns for seen in window.gauges.values()), default=0)
 
 
 # Scenarios beside each other

@@ -6,7 +6,7 @@ sends its final state, and the master waits for everyone who took part and is st
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,8 @@ class Master:
         self._runner = runner
         self._directory = directory
         self._finish_timeout_s = finish_timeout_s
+        self.on_done: Callable[[], None] = lambda: None
+        """Called as soon as all that there was to send has ended."""
         self.phase = Phase.IDLE
         self.plan: Plan | None = None
         self.recording: Recording | None = None
@@ -241,6 +243,8 @@ class Master:
         if member is not None and self.recording is not None and msg.data["run"] == self.recording.run:
             member.answered_users, member.done = msg.data["answered_users"], msg.data["done"]
             self._look_for_steady()
+            if self.done:
+                self.on_done()
 
     def _look_for_steady(self) -> None:
         """End the warm-up if all users run and each has finished a request."""

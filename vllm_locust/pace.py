@@ -41,6 +41,7 @@ class Pace:
         """The most users that Locust was told to run."""
         self.over = False
         """Whether the run has ended by itself."""
+        master.on_done = self._end_if_done  # at once: what comes after the last answer would count as time of the run
 
     def check(self, load: Load) -> None:
         """Refuse what these workers cannot do."""
@@ -81,10 +82,13 @@ class Pace:
         if self._rate not in ("", rate):
             self._master.mark(f"rate {rate}")
         self._rate = rate
+        self._end_if_done()
+        if self._load.requests is not None and self._load.arrivals is None:
+            self._look_for_starved()
+
+    def _end_if_done(self) -> None:
         if self._master.done:
             self._finish("all requests have ended")
-        elif self._load.requests is not None and self._load.arrivals is None:
-            self._look_for_starved()
 
     def _look_for_starved(self) -> None:
         """End a run that would never end, since users are gone that were to send what is left of its requests."""

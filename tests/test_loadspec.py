@@ -522,3 +522,8 @@ def test_what_user_classes_cannot_send_is_refused(planning: Planning) -> None:
     assert planning.error("--requests=5", classes=other) == expected
     load = planning.load("--request-rate=5", classes=other)
     assert load.weights == {"Chat": 2, "Completions": 1}  # others run beside it, as users
+    uneven = [("Half", "chat", "mixed", 0.5, False), ("One", "chat", "mixed", 1, False)]
+    for argument, what in [("--request-rate=5", "a request rate"), ("--requests=5", "a fixed number of requests")]:
+        expected = f"user class Half has weight 0.5, but {what} is shared out by whole numbers like 1 and 2"
+        assert planning.error(argument, classes=uneven) == expected
+    assert planning.load("--stages=1,2", classes=uneven).stages == (1.0, 2.0)

@@ -219,6 +219,8 @@ def test_a_fixed_number_is_the_same_on_any_number_of_workers_and_ends_by_itself(
     assert len({row["worker"] for row in rows}) == (workers or 2)
     assert served(server)["completed"] == 60
     run_file = saved(tmp_path)
+    # Rates are over the time until then: what follows the last answer is not waited for.
+    assert run_file["summary"]["duration_s"] - max(row["done_s"] for row in rows) < 0.5
     assert run_file["summary"]["total"]["outcomes"]["ok"] == 60
     assert run_file["summary"]["warmup"] is None
     assert not run_file["meta"]["ended_early"]
@@ -280,7 +282,36 @@ def test_what_failed_is_asked_again_at_the_end_and_counted_apart(tmp_path: Path)
     assert summary["retry"] == {"requests": len(again), "ok": ok, "failed": len(again) - ok}
 
 
+def test_a_fixed_number_ends_where_no_user_is_left_to_send_what_is_left(tmp_path: Path, server: str) -> None:
+    """Locust moves users to a worker that joins, and a form may take them away."""
+    gone = f"{MINE}\n    def on_start(self):\n        self.stop(force=True)\n"
+    locustfile = write(tmp_path, classes=gone)
+    command = locust(*headless(tmp_path, server, "--requests", "5"), locustfile=locustfile)
+    with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+        assert running.wait() == 1, running.output
+        assert "requests are left, and no user to send them, at local" in running.output
+
+
 # In stages
+
+
+SHAPE = f"""{MINE}
+from locust import LoadTestShape
+
+
+class Steps(LoadTestShape):
+    def tick(self):
+        return (2, 2) if self.get_run_time() < 5 else None
+"""
+
+
+def test_stages_of_users_are_refused_where_a_shape_sets_the_users(tmp_path: Path, server: str) -> None:
+    locustfile = write(tmp_path, classes=SHAPE)
+    command = locust(*headless(tmp_path, server, "--stages", "1,2", "--stage-time", "1s"), locustfile=locustfile)
+    with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+        assert running.wait(30) == 2, running.output
+        assert "--stages are numbers of users, which the load shape Steps sets, too" in running.output
+    assert served(server)["completed"] == 0
 
 
 def test_stages_of_users_end_by_themselves_and_each_has_its_own_number(tmp_path: Path, server: str) -> None:

@@ -394,6 +394,17 @@ def test_late_samples_and_errors_of_the_plugin_are_named_with_their_worker() -> 
     assert "w1: 2 errors of the plugin" in shown
 
 
+@pytest.mark.parametrize("number", [0, 1, 12, 13, 14, 900])
+def test_of_many_remarks_the_short_report_has_the_first_and_the_last(number: int) -> None:
+    """A load shape changes the number of users each second."""
+    remarks = [f"{second} s: users {second} → {second + 1}" for second in range(number)]
+    run = Run.of(recorded({Key("one", "chat"): answered(1, ttft_ms=9, gap_ms=3, tokens=4)}), Meta(remarks=remarks))
+    assert [line[10:] for line in text(run, full=True).splitlines() if "users" in line] == remarks
+    shown = [line[10:] for line in text(run).splitlines() if "users" in line]
+    assert shown == (remarks if number <= 13 else [*remarks[:6], *remarks[-6:]])
+    assert (f"{number - 12} more remarks: --full" in text(run)) == (number > 13)
+
+
 HOSTILE = "a\x1b[31m\x9b2J\nb\r\t\u202egnp.exe\u2066\x00\x7f\u200b\u2028c\udcff"
 
 

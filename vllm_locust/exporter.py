@@ -60,7 +60,7 @@ _COUNTERS = {
     "requests_scheduled": ("scheduled", "Requests that were due at a request rate."),
     "requests_dropped": (
         "dropped",
-        "Requests that were due, were held back by a cap, and had not been sent at the end.",
+        "Requests that were due, were held back by a cap or a slow generator, and had not been sent at the end.",
     ),
     "requests_sent": ("sent", "Requests that were sent, or ended without a connection."),
     "requests_good": ("good", "Requests that met all limits of a good request."),

@@ -6,7 +6,7 @@ sends its final state, and the master waits for everyone who took part and is st
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,6 +90,8 @@ class Master:
         self._runner = runner
         self._directory = directory
         self._finish_timeout_s = finish_timeout_s
+        self.on_done: Callable[[], None] = lambda: None
+        """Called as soon as all that there was to send has ended."""
         self.phase = Phase.IDLE
         self.plan: Plan | None = None
         self.recording: Recording | None = None
@@ -241,6 +243,8 @@ class Master:
         if member is not None and self.recording is not None and msg.data["run"] == self.recording.run:
             member.answered_users, member.done = msg.data["answered_users"], msg.data["done"]
             self._look_for_steady()
+            if self.done:
+                self.on_done()
 
     def _look_for_steady(self) -> None:
         """End the warm-up if all users run and each has finished a request."""
@@ -280,6 +284,17 @@ class Master:
     def complete(self) -> bool:
         """Whether every rank has sent all that it had to send."""
         return all(m.done for m in self._ranks)
+
+    @property
+    def starved(self) -> list[str]:
+        """Names of those that have requests left, and no user to send them: Locust has moved them, or was told to."""
+        if self._spawned is None:
+            return []
+        return [
+            member.name
+            for client, member in self.members.items()
+            if member.rank is not None and not (member.done or self._gone(client) or self._users(client))
+        ]
 
     def _on_report(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         try:
@@ -463,6 +478,10 @@ class Master:
             return False
         node = self._runner.clients.get(client)
         return node is None or node.state == STATE_MISSING
+
+    def _users(self, client: str) -> int:
+        runner = self._runner
+        return int(runner.clients[client].user_count if isinstance(runner, MasterRunner) else runner.user_count)
 
     def _left(self, client: str) -> bool:
         """Tell whether a worker has gone for good: one that is missing may only be slow."""

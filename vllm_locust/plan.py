@@ -203,6 +203,12 @@ def load_of(
     what = "a request rate" if load.arrivals is not None else "a fixed number of requests"
     if own and (load.arrivals is not None or load.requests is not None):
         raise InputError(f"user class {own[0]} builds its own requests, which {what} cannot send; give it a scenario")
+    uneven = [cls for cls in streaming if cls.weight != int(cls.weight)]
+    if uneven and (load.arrivals is not None or load.requests is not None):
+        name, weight = uneven[0].__name__, uneven[0].weight
+        raise InputError(
+            f"user class {name} has weight {weight}, but {what} is shared out by whole numbers like 1 and 2"
+        )
     others = [cls.__name__ for cls in user_classes if cls not in streaming]
     if others and load.requests is not None and load.arrivals is None:
         raise InputError(f"user class {others[0]} does not stream, and {what} would wait for it; leave it out")

@@ -29,6 +29,8 @@ _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 _LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
 _QUEUED_S = 0.01
 """A request that leaves later than this is late: by a cap, or a generator that was away."""
+_MOST_REMARKS = 12
+"""Lines of what was remarked in the short form; a load shape may change the number of users each second."""
 _OPTIONAL = ("itl_token", "queue", "ttft_scheduled", "e2el_scheduled", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
 _IN_SECONDS = ("e2el", "e2el_scheduled")
@@ -214,7 +216,7 @@ def _facts(run: Run, *, full: bool) -> list[str]:
         *(() if full else slowest_lines(summary["slowest"])),
         *labelled("Tokens", _token_notes(summary["total"], meta)),
         *(labelled("Counts", [_counts(summary["total"])]) if full else ()),
-        *labelled("Remarks", [*meta.remarks, *_remarks(summary)]),
+        *labelled("Remarks", [*(meta.remarks if full else _few(meta.remarks)), *_remarks(summary)]),
         *_limit_lines(summary["limits"], meta.goodput),
         *labelled("Fidelity", [fidelity.line(summary["fidelity"], meta.generator_limits)]),
         *stability_lines(summary.get("stability")),
@@ -313,6 +315,13 @@ def _token_notes(total: Summary, meta: Meta) -> Iterator[str]:
 def _counts(total: Summary) -> str:
     finish = {f"finish {reason}": number for reason, number in total["finish"].items()}
     return ", ".join(f"{name} {number:,}" for name, number in (total["counts"] | finish).items())
+
+
+def _few(remarks: list[str]) -> list[str]:
+    """Return the first and the last remarks where there are many: the last ones may tell of what is missing."""
+    most = _MOST_REMARKS // 2
+    left = len(remarks) - 2 * most
+    return remarks if left <= 1 else [*remarks[:most], f"{format_count(left)} more remarks: --full", *remarks[-most:]]
 
 
 def _remarks(summary: Summary) -> Iterator[str]:

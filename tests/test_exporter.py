@@ -182,7 +182,7 @@ def promtool(page: str) -> None:
     assert (done.returncode, done.stdout + done.stderr) == (0, "")
 
 
-ALWAYS = {"vllm_locust_running", "vllm_locust_users", "vllm_locust_workers"}
+ALWAYS = {"vllm_locust_running", "vllm_locust_users", "vllm_locust_warming_up", "vllm_locust_workers"}
 P50 = {"scenario": "short", "endpoint": "chat", "quantile": "0.5"}
 CHAT = {"scenario": "short", "endpoint": "chat"}
 STEADY = {**CHAT, "phase": "steady"}
@@ -383,7 +383,7 @@ def test_exported_percentiles_are_those_of_the_recording(master: Master, url: st
 @needs_promtool
 def test_case_66_promtool_has_no_complaint_of_a_page_with_everything(master: Master, url: str) -> None:
     idle = fetch(url)
-    assert idle.count("# TYPE") == 3
+    assert idle.count("# TYPE") == len(ALWAYS)
     promtool(idle)
     cell = ok_requests(5)
     for name in ("outcome|http_4xx|404", "outcome|connect_failed|0", "tokens_failed"):
@@ -394,7 +394,7 @@ def test_case_66_promtool_has_no_complaint_of_a_page_with_everything(master: Mas
     cells = {Key(HOSTILE, "chat"): cell, Key("", "completions", "retry"): cell}
     master.report(cells, worker=HOSTILE, sealed=True, **WORST)
     page = fetch(url)
-    assert page.count("# TYPE") == 3 + 2 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 8
+    assert page.count("# TYPE") == len(ALWAYS) + 2 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 8
     promtool(page)
 
 

@@ -481,7 +481,7 @@ def test_a_window_whose_sum_is_beyond_64_bits_is_put_away_like_any_other() -> No
     assert sums == [6 * 2**62] * 4
 
 
-@pytest.mark.parametrize("windows", [800, pytest.param(8640, marks=pytest.mark.long)])
+@pytest.mark.parametrize("windows", [400, pytest.param(8640, marks=pytest.mark.long)])
 def test_a_day_of_windows_costs_less_than_200_mb_and_saving_it_hardly_more(tmp_path: Path, windows: int) -> None:
     """8,640 windows of 10 s are a day; a process that is short of memory at its end has measured for nothing."""
     script = Path(__file__).parent / "day.py"

@@ -61,9 +61,9 @@ def test_the_rates_of_all_rules_add_up_to_less_than_one_in_a_hundred() -> None:
 
 
 @pytest.mark.parametrize("traffic", [MIXED, {"few": Traffic(20)}, {"many": Traffic(300)}], ids=["mixed", "few", "many"])
-def test_no_healthy_run_of_sixty_is_called_unstable(traffic: dict[str, Traffic]) -> None:
-    """Poisson numbers of log-normal requests in 30 windows; a false alarm in a hundred would show in 84 % of seeds."""
-    assert share_of(range(60), None, traffic) == 0
+def test_no_healthy_run_of_thirty_is_called_unstable(traffic: dict[str, Traffic]) -> None:
+    """Poisson numbers of log-normal requests; a false alarm in a hundred would show with 60 % of choices of seeds."""
+    assert share_of(range(30), None, traffic) == 0
 
 
 @pytest.mark.long

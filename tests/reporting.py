@@ -81,7 +81,8 @@ def kinds(folder: Path, worker: Process | int) -> Counter[str]:
 
 def _lines(folder: Path, worker: Process | int) -> list[dict[str, Any]]:
     path = folder / f"reports-{worker if isinstance(worker, int) else worker.popen.pid}.jsonl"
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last one may yet be written
 
 
 def _reports(lines: list[dict[str, Any]]) -> Iterator[Sent]:

@@ -118,6 +118,7 @@ def assert_holds(run: dict[str, Any], cells: list[Cell]) -> None:
     assert completed(held) == run["summary"]["total"]["outcomes"]["ok"] == sum(map(completed, cells)) > 0
     assert held.counters == expected.counters
     assert _plain(held) == _plain(expected)
+    assert not any(worker["plugin_errors"] for worker in run["summary"]["fidelity"]["workers"].values())
 
 
 def _plain(cell: Cell) -> dict[str, Any]:

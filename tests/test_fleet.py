@@ -627,6 +627,28 @@ def test_case_58_further_runs_in_the_same_processes_hold_nothing_of_the_ones_bef
         assert not any(fleet.metrics in listening(worker.popen.pid) for worker in fleet.running.workers)
 
 
+@pytest.mark.long
+def test_a_worker_that_stood_still_while_a_run_ended_takes_part_in_the_next_one(tmp_path: Path, server: str) -> None:
+    with office(tmp_path, server, "--stop-timeout", "2") as fleet:
+        fleet.start()
+        fleet.ask("one", 40)
+        still = fleet.running.workers[0]
+        still.popen.send_signal(signal.SIGSTOP)
+        wait_for(lambda: "is lost" in fleet.running.master.output, "loss")
+        first = fleet.stop()
+        still.popen.send_signal(signal.SIGCONT)
+        assert first["summary"]["total"]["outcomes"]["ok"] == 40
+        assert len(first["meta"]["missing_workers"]) == 1
+        wait_for(lambda: [w["state"] for w in fleet.browser.stats()["workers"]] == ["ready"] * 2, "both workers")
+        fleet.start()
+        fleet.ask("one", 30)
+        second = fleet.stop()
+        assert second["summary"]["total"]["outcomes"]["ok"] == 30
+        assert second["meta"]["missing_workers"] == []
+        assert_holds(second, [told(sent(tmp_path, worker)) for worker in fleet.running.workers])
+        assert fleet.ok() == 70
+
+
 def listening(pid: int) -> set[int]:
     """Return the TCP ports on which a process listens."""
     found = psutil.Process(pid).net_connections("tcp")

@@ -384,7 +384,7 @@ def assert_slowest(slowest: list[dict[str, Any]], scenarios: dict[str, Any], use
 @pytest.mark.parametrize(
     ("flags", "error"),
     [
-        (["--requests", "10", "-u", "1"], "--requests for 1 users on 2 workers"),
+        (["--requests", "10", "-u", "1"], "--requests on 2 workers with -u 1"),
         (["--request-rate", "5", "--max-in-flight", "1"], "--max-in-flight 1 for 2 workers"),
     ],
 )

@@ -107,12 +107,15 @@ def test_case_40_a_worker_whose_loop_is_blocked_is_named_in_the_report_the_run_f
             output = " ".join(running.master.output.split())
             line = fidelity_of(running.master.output)
     assert line.startswith("limited by the generator: "), line
-    assert "something blocks its event loop: a task or a listener that computes" in line
     assert re.search(r"the event loop of worker 2 .*stalled for \d\d % of the time", line), line
     assert "(the limit is --max-stalled 2%)" in output
     run_file = saved(tmp_path)
     (blocked,) = (w for name, w in run_file["summary"]["fidelity"]["workers"].items() if name.startswith("worker 2 "))
     assert blocked["loop_lag_s"] >= 0.2
+    # On a machine whose cores are taken, that explains a part of the stalls, and is the first thing to mend.
+    alone = blocked["stalled_share"] > (blocked["core_wait_share"] or 0) and "core_wait" not in limited(run_file)
+    assert ("something blocks its event loop: a task or a listener that computes" in line) or not alone
+    assert "something blocks its event loop" in line or "something else runs on its core" in line
     assert blocked["cpu_share"] > 0.1
     assert blocked["stalled_share"] > 0.1
     assert "stalled" in limited(run_file)

@@ -75,6 +75,15 @@ def test_a_run_asks_for_one_exit_code(requests: dict[str, Any], ending: dict[str
     assert exit_code(findings(summed(**requests), Meta(**ending))) is code
 
 
+@pytest.mark.parametrize(("dropped", "code"), [(0, ExitCode.OK), (10, ExitCode.OK), (11, ExitCode.MISSED)])
+def test_requests_that_were_due_and_never_sent_are_no_success(dropped: int, code: ExitCode) -> None:
+    """A server that holds up a cap would else be judged by the few that it took."""
+    cell = Cell(counters={"scheduled": 1000, "dropped": dropped})
+    found = findings(summed(ok=1000 - dropped, cell=cell), Meta())
+    assert exit_code(found) is code
+    assert all("had not been sent by the end: lower the rate" in finding.text for finding in found)
+
+
 def test_a_successful_run_has_no_findings() -> None:
     """Silence is success."""
     assert findings(summed(ok=100), Meta()) == []

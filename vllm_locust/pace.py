@@ -56,7 +56,7 @@ class Pace:
             raise InputError(f"--max-in-flight {load.max_in_flight} for {workers} workers: each needs one at least")
         if load.requests is not None and load.arrivals is None and users < workers:
             raise InputError(
-                f"--requests for {users} users on {workers} workers: each sends its share, and needs one: -u {workers}"
+                f"--requests on {workers} workers with -u {users}: each sends its share, and needs a user: -u {workers}"
             )
 
     def begin(self, load: Load) -> None:

@@ -191,7 +191,10 @@ def load_of(
     once = [cls.__name__ for cls in streaming if scenarios[cls.__name__].once]
     if once and len(streaming) > 1:
         names = format_list(cls.__name__ for cls in streaming)
-        raise InputError(f'order = "once" sends each prompt once, by one user class; there are {names}')
+        raise InputError(
+            f'order = "once" sends each prompt once, by one user class; there are {names}: '
+            "name one of them after Locust's options"
+        )
     load = loadspec.parse(
         asked,
         seed=_whole("--seed", options.seed),

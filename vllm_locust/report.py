@@ -28,7 +28,8 @@ _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
 _LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
 _QUEUED_S = 0.01
-"""A request that leaves later than this is late: by a cap, or a generator that was away."""
+"""Requests that leave later than this are late: by a cap, or a generator that was away. Of few of them it takes more:
+the first ones leave while their worker still gets ready."""
 _MOST_REMARKS = 12
 """Lines of what was remarked in the short form; a load shape may change the number of users each second."""
 _OPTIONAL = ("itl_token", "queue", "ttft_scheduled", "e2el_scheduled", "connect", "ttfc", "cached_tokens")
@@ -244,7 +245,7 @@ def _rates(rates: Summary) -> str:
 def _queue(total: Summary) -> Iterator[str]:
     """Say what requests waited for before they left, where that is worth a word."""
     queue, due = total["queue"], total["ttft_scheduled"]
-    if queue["count"] and queue["max"] >= _QUEUED_S:
+    if queue["count"] and (queue["p95"] >= _QUEUED_S or queue["max"] >= 10 * _QUEUED_S):
         yield (
             f"sent up to {format_duration(queue['max'])} late (p95 {format_duration(queue['p95'])}); "
             f"from when it was due, TTFT p95 {format_duration(due['p95'])}, p99 {format_duration(due['p99'])}"

@@ -67,12 +67,22 @@ def findings(summary: dict[str, Any], ending: Ending) -> list[Finding]:
     missed = fidelity.misses(summary["fidelity"], ending.generator_limits)
     found += [Finding(ExitCode.NOT_JUDGED, "generator", text) for text in missed]
     found += _missed(summary) if requests else []  # else there is nothing to judge, which has been said
+    found += _held_back(total)
     if failed:
         found += _failures(summary)
     elif requests and not ok:
         text = f"none of {format_count(requests)} requests came to an end: run longer (--run-time)"
         found.append(Finding(ExitCode.NOT_JUDGED, "load", text))
     return [*found, *_stability(summary.get("stability"))]
+
+
+def _held_back(total: dict[str, Any]) -> Iterator[Finding]:
+    """Yield that too many requests were due and never sent: nobody gains by leaving out what would have been late."""
+    due, dropped = total["scheduled"], total["dropped"]
+    if due and dropped > FAILED_SHARE * due:
+        text = f"{format_share(dropped, due)} of the requests that were due had not been sent by the end"
+        advice = "lower the rate, or raise --max-in-flight, or add workers if the generator was late"
+        yield Finding(ExitCode.MISSED, "load", f"{text}: {advice}")
 
 
 def _stability(judged: dict[str, Any] | None) -> list[Finding]:

@@ -240,6 +240,7 @@ def _requests(folder: Path, workers: int, seed: str) -> dict[str, Any]:
     return asked
 
 
+@pytest.mark.long
 def test_the_same_seed_asks_the_same_on_any_number_of_workers(tmp_path: Path) -> None:
     one, three = _requests(tmp_path / "one", 1, "7"), _requests(tmp_path / "three", 3, "7")
     other = _requests(tmp_path / "other", 1, "8")

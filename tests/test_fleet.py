@@ -736,6 +736,7 @@ else:
 """
 
 
+@pytest.mark.long
 def test_reports_that_are_lost_repeated_or_late_leave_the_totals_as_they_are(tmp_path: Path, server: str) -> None:
     """A final state that is lost is sent again, until the master has said that it is there."""
     arguments = headless(tmp_path, server, "-u", "8", "-r", "8", "-t", "5s", "--window", "1s")
@@ -766,6 +767,7 @@ def test_a_master_that_stands_still_for_three_seconds_loses_neither_workers_nor_
 # 62: tags, weights, and workers that are set up differently
 
 
+@pytest.mark.long
 def test_case_62_the_masters_tags_hold_on_workers_in_the_first_run_and_in_later_ones(
     tmp_path: Path, server: str
 ) -> None:
@@ -860,6 +862,7 @@ def test_case_62_workers_with_prompts_of_their_own_send_those_of_the_master(tmp_
 # 63: processes and ports
 
 
+@pytest.mark.long
 def test_case_63_forked_workers_leave_the_metrics_to_their_master_and_users_are_counted_once(
     tmp_path: Path, server: str
 ) -> None:

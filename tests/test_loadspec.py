@@ -508,7 +508,8 @@ def test_each_prompt_once_is_for_one_class_and_counts_what_tags_leave(planning: 
         "--requests is 5, but order"
     )
     classes = [("A", "chat", once, 1, False), ("B", "completions", "mixed", 1, False)]
-    assert planning.error(classes=classes) == 'order = "once" sends each prompt once, by one user class; there are A, B'
+    there = 'order = "once" sends each prompt once, by one user class; there are A, B'
+    assert planning.error(classes=classes) == f"{there}: name one of them after Locust's options"
 
 
 def test_what_user_classes_cannot_send_is_refused(planning: Planning) -> None:

@@ -194,7 +194,9 @@ def expected_prompts(folder: Path, number: int, seed: int) -> Counter[str]:
     return Counter(str(pick.prompt.text) for pick in picks)
 
 
-@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize(
+    "workers", [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long), 3]
+)
 def test_a_fixed_number_is_the_same_on_any_number_of_workers_and_ends_by_itself(
     tmp_path: Path, server: str, workers: int
 ) -> None:
@@ -226,6 +228,7 @@ def test_a_fixed_number_is_the_same_on_any_number_of_workers_and_ends_by_itself(
     assert not run_file["meta"]["ended_early"]
 
 
+@pytest.mark.long
 def test_a_fixed_number_at_a_rate_is_the_same_requests_too(tmp_path: Path, server: str) -> None:
     locustfile = write(tmp_path)
     arguments = headless(tmp_path, server, "--num-prompts", "40", "--request-rate", "40", "--seed", "5")
@@ -282,6 +285,7 @@ def test_what_failed_is_asked_again_at_the_end_and_counted_apart(tmp_path: Path)
     assert summary["retry"] == {"requests": len(again), "ok": ok, "failed": len(again) - ok}
 
 
+@pytest.mark.long
 def test_a_fixed_number_ends_where_no_user_is_left_to_send_what_is_left(tmp_path: Path, server: str) -> None:
     """Locust moves users to a worker that joins, and a form may take them away."""
     gone = f"{MINE}\n    def on_start(self):\n        self.stop(force=True)\n"

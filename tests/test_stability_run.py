@@ -17,7 +17,7 @@ FAST = ("--ttft", "20ms", "--itl", "2ms")
     ("fault", "kind", "text"),
     [
         ("stall 4s at 8s", "silence", "token came at "),
-        ("errors 90% at 8s for 2s", "failures", "of the requests failed"),
+        pytest.param("errors 90% at 8s for 2s", "failures", "of the requests failed", marks=pytest.mark.long),
     ],
     ids=["stall", "errors"],
 )
@@ -39,6 +39,7 @@ def test_a_fault_on_cue_is_a_reason_in_its_windows(tmp_path: Path, fault: str, k
     assert kind in shown[shown.index("windows: a mark per 1.00 s") :]
 
 
+@pytest.mark.long
 def test_a_run_without_a_fault_is_not_called_unstable(tmp_path: Path) -> None:
     """It is stable; on a machine that is too busy to say, inconclusive. One that starves the server alone is chance."""
     expected = {("stable", ExitCode.OK), ("inconclusive", ExitCode.NOT_JUDGED)}

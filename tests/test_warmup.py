@@ -52,6 +52,7 @@ def test_case_44_what_is_sent_in_the_warm_up_is_left_out_and_counted(tmp_path: P
     assert summary["duration_s"] == pytest.approx(4, abs=0.7)
 
 
+@pytest.mark.long
 def test_case_44_without_a_warm_up_the_first_requests_are_the_slowest(tmp_path: Path, cold: str, brief: Path) -> None:
     summary, _ = run(tmp_path, cold, brief, "-t", "5s", "--warmup", "0")
     ttft = summary["total"]["ttft"]
@@ -100,6 +101,7 @@ def test_a_run_that_is_over_before_its_warm_up_keeps_what_it_has(tmp_path: Path,
     assert summary["total"]["rates"]["request_per_s"] > 0
 
 
+@pytest.mark.long
 def test_the_windows_of_a_run_begin_anew_where_the_warm_up_ends(tmp_path: Path, cold: str, brief: Path) -> None:
     """So every interval that is reported is made of whole windows."""
     run(tmp_path, cold, brief, "-t", "6s", "--warmup", "1500ms", "--window", "1s")

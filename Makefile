@@ -26,8 +26,8 @@ demo: $(READY)  ## measure the simulator, or HOST=http://my-server:8000, with a 
 demo-stability: $(READY)  ## find a rate by stages, then the stability test at three quarters of it (7 minutes)
 	@exec $(BIN)/vllm-locust demo --stability $(if $(HOST),--host $(HOST)) $(DEMO)
 
-test: $(READY) packages  ## run the tests (under 5 minutes)
-	$(BIN)/python -m pytest -n 5 -m "not long"
+test: $(READY) packages  ## run the tests (6 minutes on two cores)
+	$(BIN)/python -m pytest -n 4 -m "not long"
 
 test-long: $(READY) packages  ## run the tests that take longer, too
 	$(BIN)/python -m pytest -n 4
@@ -36,7 +36,7 @@ test-oldest: packages  ## run the tests with the oldest dependencies that are ac
 	$(PYTHON) -m venv $(VENV)-oldest
 	sed -n 's/^  "\(.*\)>=\(.*\)",/\1==\2/p' pyproject.toml > $(VENV)-oldest/oldest.txt
 	$(VENV)-oldest/bin/pip install --quiet --disable-pip-version-check --editable .[dev] --constraint $(VENV)-oldest/oldest.txt
-	$(VENV)-oldest/bin/python -m pytest -n 5 -m "not long"
+	$(VENV)-oldest/bin/python -m pytest -n 4 -m "not long"
 
 test-vllm: $(READY) $(VLLM)/.ready  ## test against a real vLLM, its CPU build with a tiny model (15 minutes, 3 GB)
 	$(BIN)/python -m pytest tests/vllm

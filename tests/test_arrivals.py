@@ -20,7 +20,6 @@ from vllm_locust.arrivals import (
     Arrivals,
     Segment,
     offsets_ns,
-    rate_per_s,
     read_trace,
     slice_of,
 )
@@ -259,15 +258,6 @@ def test_a_gap_says_nothing_about_the_next_one(shape: float) -> None:
     variance = sum((gap - mean) ** 2 for gap in gaps) / count
     together = sum((gap - mean) * (after - mean) for gap, after in pairwise(gaps)) / count
     assert abs(together / variance) < 4 / math.sqrt(count)
-
-
-def test_the_nominal_rate_is_that_of_the_stretch_that_an_instant_belongs_to() -> None:
-    profile = (Segment(10, 10 * S, ramp=True), Segment(4, 5 * S), Segment(0, 5 * S, ramp=True), Segment(7, S))
-    arrivals = Arrivals(profile=profile)
-    at_s = {0: 0.0, 5: 5.0, 10: 4.0, 14.999: 4.0, 15: 4.0, 17.5: 2.0, 20: 7.0, 21: 7.0, 1e6: 7.0}
-    assert {at: rate_per_s(arrivals, int(at * S)) for at in at_s} == at_s
-    assert rate_per_s(Arrivals(profile=(Segment(3),)), 5 * S) == 3
-    assert rate_per_s(Arrivals(process="trace", trace_ns=bytes(8)), 0) is None
 
 
 @given(schedules)

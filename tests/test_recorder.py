@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from windowed import merge_cells
 
-from vllm_locust.cell import Cell, Cells, Key, merge_cells, total
+from vllm_locust.cell import Cell, Cells, Key, total
 from vllm_locust.recorder import Recorder
 from vllm_locust.recording import Gauges, Recording, decode_report, encode_report
 from vllm_locust.timeline import Outcome, Timeline

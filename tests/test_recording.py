@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from windowed import merge_cells
 
-from vllm_locust.cell import Cell, Cells, Key, merge_cells, select, total
+from vllm_locust.cell import Cell, Cells, Key, select, total
 from vllm_locust.grid import Grid
 from vllm_locust.histogram import Histogram
 from vllm_locust.recording import (

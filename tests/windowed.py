@@ -5,13 +5,19 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from vllm_locust.cell import Cell, Cells, Key, merge_cells
+from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording
 
 WINDOW_S = 10
 Change = Callable[[str, int], float]
 """By which factor everything takes longer: of a scenario, in a window."""
+
+
+def merge_cells(target: Cells, source: Cells) -> None:
+    """Add all of some cells to others."""
+    for key, cell in source.items():
+        target.setdefault(key, Cell()).merge(cell)
 
 
 @dataclass(frozen=True)

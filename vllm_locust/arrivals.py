@@ -125,17 +125,6 @@ def slice_of(arrivals: Arrivals, rank: int, ranks: int) -> Iterator[tuple[int, i
         before += len(offsets)
 
 
-def rate_per_s(arrivals: Arrivals, at_ns: int) -> float | None:
-    """Return the nominal rate at an instant; a trace has none."""
-    if not arrivals.profile:
-        return None
-    *_, last = stretches = _stretches(arrivals.profile)
-    for begin_ns, length_ns, low, high in stretches:
-        if at_ns < begin_ns + length_ns:
-            return low + (high - low) * ((at_ns - begin_ns) / length_ns)
-    return last.to_per_s
-
-
 class _Stretch(NamedTuple):
     """A segment that knows where it begins."""
 

@@ -53,12 +53,6 @@ class Cell:
 Cells = dict[Key, Cell]
 
 
-def merge_cells(target: Cells, source: Cells) -> None:
-    """Add all of some cells to others."""
-    for key, cell in source.items():
-        target.setdefault(key, Cell()).merge(cell)
-
-
 def select(cells: Cells, *, scenario: str | None = None, phase: str | None = None) -> Iterator[Cell]:
     """Yield the cells of a scenario and a phase; absent means all."""
     for key, cell in cells.items():

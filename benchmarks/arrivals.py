@@ -9,20 +9,18 @@ import argparse
 import json
 import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import psutil
 from bench import machine, on_core, table
+from local import free_port, running
 
 _LOCUSTFILE = """
 from vllm_locust import ChatUser
@@ -64,25 +62,26 @@ _DECIMALS |= {"off the asked rate, %": 2, "core of the busiest worker, %": 0, "c
 
 def measure(point: Point, seconds: float) -> dict[str, float]:
     """Run it, and return the figures."""
-    with tempfile.TemporaryDirectory() as name, ExitStack() as running:
-        folder, port, bind = Path(name), _free_port(), str(_free_port())
+    with tempfile.TemporaryDirectory() as name, ExitStack() as started:
+        folder, port, bind = Path(name), free_port(), str(free_port())
+        log = folder / "output.txt"
         for file, text in (("locustfile.py", _LOCUSTFILE), ("bench.toml", _SCENARIO), ("bench.jsonl", _PROMPT)):
             (folder / file).write_text(text)
         url = f"http://127.0.0.1:{port}"
         with on_core(1):
-            simulate = ["-m", "vllm_locust", "simulate", "--port", str(port), *_SERVER]
-            server = psutil.Process(running.enter_context(_process(simulate, folder)).pid)
+            simulate = [sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port), *_SERVER]
+            server = psutil.Process(started.enter_context(running(simulate, log)).pid)
         _wait_for(url)
         with on_core(0):
             for _ in range(point.workers):
-                running.enter_context(_process([*_LOCUST, "--worker", "--master-port", bind], folder))
+                started.enter_context(running([*_LOCUST, "--worker", "--master-port", bind], log))
         before, began_s = sum(server.cpu_times()[:2]), time.monotonic()
         run = ["--request-rate", str(point.rate), "--arrivals", point.process, "-t", f"{seconds:g}s", "--warmup", "0"]
         master = ["--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", bind, "--expect-workers"]
         where = ["--headless", "--only-summary", "--host", url, "--results", "results", "--prometheus-port", "0"]
-        with on_core(1), _process([*_LOCUST, *master, str(point.workers), *where, *run], folder) as leading:
+        with on_core(1), running([*_LOCUST, *master, str(point.workers), *where, *run], log) as leading:
             if leading.wait(seconds + 60) > 4:
-                raise RuntimeError((folder / "output.txt").read_text())
+                raise RuntimeError(log.read_text())
         used, passed_s = sum(server.cpu_times()[:2]) - before, time.monotonic() - began_s
         (saved,) = folder.glob("results/*/run.json")
         return _figures(point, json.loads(saved.read_text())["summary"], _arrived(url)) | {
@@ -107,26 +106,7 @@ def _figures(point: Point, summary: dict[str, Any], arrived: int) -> dict[str, f
     }
 
 
-_LOCUST = ["-m", "locust", "-f", "locustfile.py"]
-
-
-@contextmanager
-def _process(arguments: list[str], folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    with (folder / "output.txt").open("ab") as output:
-        process = subprocess.Popen(
-            [sys.executable, *arguments], cwd=folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output
-        )
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+_LOCUST = [sys.executable, "-m", "locust", "-f", "locustfile.py"]
 
 
 def _wait_for(url: str) -> None:

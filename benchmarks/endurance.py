@@ -8,18 +8,17 @@ grows with 360 windows, which are an hour of 10 s each. Exits with 1 if that is 
 import argparse
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
 import psutil
+from local import free_port, running
 
 _HOUR = 360
 """Windows of 10 s in an hour."""
@@ -29,23 +28,6 @@ _SETTLE_S = 60
 _LOCUSTFILE = Path(__file__).parent.parent / "locustfiles" / "mixed.py"
 
 Process = subprocess.Popen[bytes]
-
-
-@contextmanager
-def _running(command: list[str], folder: Path, name: str) -> Iterator[Process]:
-    with (folder / f"{name}.log").open("wb") as log:
-        process = subprocess.Popen(command, cwd=folder, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _answers(url: str) -> bool:
@@ -62,10 +44,10 @@ def _rss_mb(process: Process) -> float:
 
 def measure(options: argparse.Namespace, folder: Path, started: ExitStack) -> dict[str, list[tuple[float, float]]]:
     """Return seconds and MB of each process, which are printed as they come."""
-    port, server, metrics = _free_port(), _free_port(), _free_port()
+    port, server, metrics = free_port(), free_port(), free_port()
 
     def run(name: str, *command: str) -> Process:
-        return started.enter_context(_running([sys.executable, "-m", *command], folder, name))
+        return started.enter_context(running([sys.executable, "-m", *command], folder / f"{name}.log"))
 
     run("simulator", "vllm_locust", "simulate", "--port", str(server), "--itl", "10ms", "--quiet")
     while not _answers(f"http://127.0.0.1:{server}/health"):

@@ -9,7 +9,6 @@ import argparse
 import itertools
 import json
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,6 +25,7 @@ import gevent
 import locust
 import numpy as np
 import psutil
+from local import free_port
 from locust import argument_parser
 from locust.env import Environment
 from locust.event import EventHook
@@ -268,7 +268,7 @@ def _master(
 ) -> Iterator[tuple["subprocess.Popen[bytes]", int, int | None]]:
     """Start a master; yields it, its port, and that of its metrics where it has any."""
     (folder / "locustfile.py").write_text(_LOCUSTFILES[kind])
-    port, metrics = _free_port(), _free_port() if kind == "vllm-locust" else None
+    port, metrics = free_port(), free_port() if kind == "vllm-locust" else None
     command = [sys.executable, "-m", "locust", "--master", "--master-bind-host", "127.0.0.1"]
     command += ["--master-bind-port", str(port), "--headless", "--expect-workers", str(workers), "--host", server]
     command += ["--users", str(_USERS * workers), "--spawn-rate", str(_USERS * workers), "--stop-timeout", "1"]
@@ -288,7 +288,7 @@ def _master(
 @contextmanager
 def _server() -> Iterator[str]:
     """Run a server for masters to ask what it serves; nobody else asks it anything."""
-    port = _free_port()
+    port = free_port()
     process = subprocess.Popen(
         [sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port)], stdout=subprocess.DEVNULL
     )
@@ -304,12 +304,6 @@ def _server() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def _told(found: Found) -> list[str]:

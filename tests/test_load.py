@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from vllm_locust.arrivals import Arrivals, Segment
 from vllm_locust.load import Load
 
 S = 1_000_000_000
@@ -71,3 +72,13 @@ def test_a_run_without_stages_has_none() -> None:
     load = Load()
     assert (load.stage(0), load.stage(5 * S), load.length_ns) == (0, 0, None)
     assert (load.stages_ns, load.boundaries_ns(7)) == ((), (7,))
+
+
+def test_a_rate_is_named_by_the_stretch_that_an_instant_is_in() -> None:
+    profile = (Segment(5, 10 * S), Segment(50, 20 * S, ramp=True), Segment(50))
+    load = Load(arrivals=Arrivals(profile=profile))
+    named = {0: "5/s", 9: "5/s", 10: "to 50/s", 29: "to 50/s", 30: "50/s", 10_000: "50/s"}
+    assert {at_s: load.rate_text(at_s * S) for at_s in named} == named
+    ends = Load(arrivals=Arrivals(profile=(Segment(7, S, ramp=True),)))
+    assert [ends.rate_text(at_s * S) for at_s in (0, 1, 60)] == ["to 7/s", "7/s", "7/s"]
+    assert Load().rate_text(0) == Load(arrivals=Arrivals(process="trace", trace_ns=bytes(8))).rate_text(0) == ""

@@ -117,14 +117,20 @@ def stop(ui: str) -> None:
         urllib.request.urlopen(f"{ui}/stop", timeout=90).close()
 
 
-def test_the_ui_answers_and_workers_join(stack: Stack) -> None:
+def ready(stack: Stack) -> str:
+    """Wait for the web UI and its workers, whichever test of the stack comes first; returns the UI's address."""
     ui = stack.url("master", 8089)
     wait_for(lambda: "vllm_locust" in get(ui) or "Locust" in get(ui), "web UI")
     wait_for(lambda: len(json.loads(get(f"{ui}/stats/requests"))["workers"]) == WORKERS, "workers")
+    return ui
+
+
+def test_the_ui_answers_and_workers_join(stack: Stack) -> None:
+    assert ready(stack)
 
 
 def test_a_run_from_the_ui_streams_from_the_simulator_and_is_saved(stack: Stack) -> None:
-    ui, simulated = stack.url("master", 8089), stack.url("simulator", 8000)
+    ui, simulated = ready(stack), stack.url("simulator", 8000)
     assert post(f"{ui}/swarm", user_count=4, spawn_rate=4, parts="short")["success"]
     wait_for(lambda: served(simulated)["completed"] >= 8, "streams")
     wait_for(lambda: "vllm_locust_ttft_seconds_bucket" in get(f"{stack.url('master', 9646)}/metrics"), "metrics")

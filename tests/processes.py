@@ -195,7 +195,7 @@ class Browser:
         return list(rows)
 
     def tab(self) -> dict[str, str]:
-        return {row["subject"]: row["text"] for row in self.table("llm")}
+        return {row["of"]: row["note"] for row in self.table("llm") if row["note"]}
 
     def row(self, method: str, name: str) -> dict[str, Any]:
         return next((r for r in self.stats()["stats"] if (r["method"], r["name"]) == (method, name)), {})

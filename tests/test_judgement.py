@@ -10,11 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vllm_locust.cell import Cell, Key
+from vllm_locust.figures import Summary
 from vllm_locust.judgement import Judged, State, due, judge, ranks, wilson
 from vllm_locust.limit import parse
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
-from vllm_locust.summary import Meta, Summary, summary
+from vllm_locust.summary import Meta, summary
 from vllm_locust.timeline import METRICS
 
 MS = 1_000_000

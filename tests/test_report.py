@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from vllm_locust.api import Counting
 from vllm_locust.cell import RETRY, Cell, Cells, Key
+from vllm_locust.figures import COUNTS
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
 from vllm_locust.results import Run
 from vllm_locust.slowest import Slow
-from vllm_locust.summary import COUNTS, Meta
+from vllm_locust.summary import Meta
 from vllm_locust.terminal import COLUMNS, printable, width_of
 from vllm_locust.timeline import METRICS
 

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.fidelity import DEFAULTS, Limits
+from vllm_locust.figures import COUNTS
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Failure, Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.report import text
 from vllm_locust.results import FORMAT, Run, check_writable, load, save
-from vllm_locust.summary import COUNTS, Meta, summary
+from vllm_locust.summary import Meta, summary
 from vllm_locust.timeline import METRICS, Outcome
 
 MS = 1_000_000

@@ -32,10 +32,11 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from vllm_locust import fidelity, progress
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.fidelity import DEFAULTS, Limits
+from vllm_locust.figures import Summary
 from vllm_locust.histogram import Histogram
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Recording
-from vllm_locust.summary import fidelity_of
+from vllm_locust.summary import Meta, fidelity_of
 from vllm_locust.timeline import METRICS, Unit
 from vllm_locust.workers import Watch, seen_in
 
@@ -121,6 +122,12 @@ class Snapshot:
     """Whether what is sent now is left out of latencies."""
     limits: Limits = DEFAULTS
     """How far the generator may be off."""
+    age_s: float | None = None
+    """For how long the run has gone on, since its start or the last reset; absent unless it does."""
+    meta: Meta | None = None
+    """What the run of the recording is; absent with it."""
+    summary: Summary | None = None
+    """Its numbers, once it is over and they have been summed up."""
 
 
 class Exporter:

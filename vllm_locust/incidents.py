@@ -7,8 +7,8 @@ Both show the same figures, which come from `vllm_locust.summary`.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
+from vllm_locust.figures import Summary
 from vllm_locust.quantity import format_duration, format_number, format_share
-from vllm_locust.summary import Summary
 from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, Column, labelled, printable, table, width_of, wrapped
 from vllm_locust.timeline import Outcome
 

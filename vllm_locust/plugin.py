@@ -26,6 +26,7 @@ from vllm_locust import (
     exporter,
     host,
     listener,
+    live,
     loadspec,
     options,
     plan,
@@ -135,7 +136,9 @@ class Plugin:
             self._metrics = f"http://localhost:{port}/metrics"
             logger.info("metrics are at %s", self._metrics)
         if environment.web_ui is not None:
-            webui.add_tabs(environment.web_ui, self._snapshot)
+            shown = live.Live(self._snapshot)
+            webui.add_tabs(environment.web_ui, shown)
+            webui.add_pages(environment.web_ui, shown, self._options.web_base_path or "")
             webui.forget_run_time(environment.web_ui, self._options)
         if self._immediate:
             self._prepared = self._plan()
@@ -409,6 +412,9 @@ class Plugin:
             live_workers=master.live_workers,
             warming_up=master.warming_up,
             limits=master.plan.generator_limits if master.plan else DEFAULTS,
+            age_s=(time.monotonic_ns() - master.start_ns) / 1e9 if master.phase is Phase.RUNNING else None,
+            meta=self._run.meta if self._run else self._meta() if master.recording else None,
+            summary=self._run.summary if self._run else None,
         )
 
 

@@ -15,6 +15,7 @@ again, is what a master cannot afford.
 What it does not do: keep samples, know what a metric means, or look at a clock.
 """
 
+import sys
 import zlib
 from collections.abc import Container, Iterable, Iterator
 from itertools import chain, pairwise
@@ -250,6 +251,11 @@ class _Folded:
         """Put all of a window away."""
         self._packed[index] = _packed(cells)
 
+    @property
+    def indices(self) -> list[int]:
+        """Numbers of the windows of which anything was sealed."""
+        return sorted({*self._packed, *self._loose})
+
     def wire(self, index: int) -> list[WireCell]:
         """Return the cells of a window as they travel; empty where nothing was sealed."""
         if index in self._loose:
@@ -281,6 +287,9 @@ class Recording:
         self._open: dict[tuple[str, int], list[WireCell]] = {}
         self._seqs: dict[tuple[str, int], int] = {}
         self._sealed: dict[str, int] = {}
+        self._within: Cells = {}
+        """The sealed states of the windows that `within` has added up."""
+        self._within_range = range(0)
 
     def merge(self, report: Report) -> bool:
         """Take a report; whatever of it is already known, or older than what is known, changes nothing.
@@ -310,6 +319,8 @@ class Recording:
             self._seqs.pop(place, None)
             self._folded.add(state.index, state.cells)
             _add(self._sealed_totals, state.cells)
+            if state.index in self._within_range:
+                _add(self._within, state.cells)
             self._sealed[worker] = state.index + 1
         else:
             self._open[place] = state.cells
@@ -343,6 +354,19 @@ class Recording:
         if self.length_ns is not None:
             return self.grid.count(self.length_ns)
         return 1 + max((index for _, index in self.gauges), default=-1)
+
+    @property
+    def reached_ns(self) -> int:
+        """How far the first worker has got, by what the workers have reported."""
+        last = self._sealed.copy()
+        for worker, index in self._open:
+            last[worker] = max(last[worker], index + 1)
+        reached = (
+            self.grid.bounds(count - 1)[0] + self.gauges[worker, count - 1].span_ns
+            for worker, count in last.items()
+            if (worker, count - 1) in self.gauges
+        )
+        return max(reached, default=0)
 
     @property
     def since_ns(self) -> int:
@@ -385,10 +409,22 @@ class Recording:
         since_ns, until_ns = self.grid.bounds(index)
         return since_ns, until_ns if self.length_ns is None else min(until_ns, self.length_ns)
 
-    def within(self) -> Cells:
-        """Return the cells of the steady windows: what came before or after counts in totals, not in rates."""
-        windows = self.steady_windows
-        return self.windows_in(self.since_ns, self.bounds_ns(windows.stop - 1)[1]) if windows else {}
+    def within(self, metrics: Container[str] | None = None) -> Cells:
+        """Return the cells of the steady windows: what came before or after counts in totals, not in rates.
+
+        Given metrics, no histograms but theirs. What is sealed is added up once, while the same windows are asked for.
+        """
+        first, stop = self.steady_windows.start, self.window_count if self.length_ns is not None else sys.maxsize
+        if self._within_range != range(first, stop):
+            self._within_range, self._within = range(first, stop), {}
+            for index in self._folded.indices:
+                if index in self._within_range:
+                    _add(self._within, self._folded.wire(index))
+        cells = {key: cell.copy(metrics) for key, cell in self._within.items()}
+        for (_, index), part in self._open.items():
+            if index in self._within_range:
+                _add(cells, part, metrics)
+        return cells
 
     def closed_windows(self, workers: Iterable[str] | None = None) -> int:
         """How many windows, counted from the first, the given workers (default: all) have sealed."""

@@ -11,22 +11,21 @@ and marked. Nothing here computes a number: `vllm_locust.summary` sums up and `v
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from vllm_locust import fidelity
+from vllm_locust import fidelity, overview
 from vllm_locust.api import Counting
 from vllm_locust.course import course, stability_lines
+from vllm_locust.figures import Summary
 from vllm_locust.incidents import failure_table, outcome_lines, slowest_lines, slowest_tables
+from vllm_locust.overview import cell
 from vllm_locust.quantity import NS_PER_S, format_count, format_duration, format_number, format_rate, format_share
 from vllm_locust.results import Run
 from vllm_locust.stages import stage_table
-from vllm_locust.summary import Meta, Summary
-from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, MARK, Column, labelled, printable, table, wrapped
+from vllm_locust.summary import Meta
+from vllm_locust.terminal import COLUMNS, LABEL_WIDTH, Column, labelled, printable, table, wrapped
 from vllm_locust.timeline import METRICS, Metric, Unit
 from vllm_locust.verdict import exit_code, findings
 
 _ABSENT = "–"
-_NEEDED = {"p90": 10, "p95": 20, "p99": 100}
-"""Samples without which a percentile is no more than the maximum."""
-_LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
 _QUEUED_S = 0.01
 """Requests that leave later than this are late: by a cap, or a generator that was away. Of few of them it takes more:
 the first ones leave while their worker still gets ready."""
@@ -41,9 +40,10 @@ _IN_SECONDS = ("e2el", "e2el_scheduled")
 def text(run: Run, *, full: bool = False) -> str:
     """Return the report; `full` adds each kind of failure, a table per metric, the slowest requests and the workers."""
     summary = run.summary
+    workers = summary["fidelity"]["workers"]
     parts = [
         _heading(run.meta, summary),
-        _overview(summary, full=full),
+        _scenarios(summary, full=full),
         stage_table(summary["stages"], rates="arrivals" in run.meta.load),
         _facts(run, full=full),
         *course(run.recording, summary.get("stability"), full=full),
@@ -53,27 +53,10 @@ def text(run: Run, *, full: bool = False) -> str:
             failure_table(summary["failures"]),
             *_metric_tables(summary),
             *slowest_tables(summary["slowest"], summary["scenarios"]),
-            _worker_table(summary["fidelity"]["workers"]),
+            table(overview.WORKER_HEADS, overview.worker_rows(workers)) if workers else [],
             _versions(run.meta),
         ]
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts if part) + "\n"
-
-
-_HEADS = (
-    Column("", "scenario"),
-    Column("", "requests"),
-    Column("", "failed"),
-    Column("mean tokens", "in"),
-    Column("mean tokens", "out"),
-    Column("TTFT [ms]", "p50"),
-    Column("TTFT [ms]", "p95"),
-    Column("TTFT [ms]", "p99"),
-    Column("ITL [ms]", "mean"),
-    Column("ITL [ms]", "p99"),
-    Column("gap [ms]", "max p95"),
-    Column("E2EL [s]", "p95"),
-    Column("output", "tok/s"),
-)
 
 
 def _heading(meta: Meta, summary: Summary) -> list[str]:
@@ -150,44 +133,15 @@ def _sent(meta: Meta) -> Iterator[str]:
         yield f"{scenario or 'bodies of its own'} ({', '.join(users)})"
 
 
-def _scopes(summary: Summary) -> list[tuple[str, Summary]]:
-    """Return the rows of a table: each scenario, and all of them where that is another row."""
-    scenarios: dict[str, Summary] = summary["scenarios"]
-    return [*scenarios.items(), *([] if len(scenarios) == 1 else [("all", summary["total"])])]
-
-
-def _overview(summary: Summary, *, full: bool) -> list[str]:
-    rows = [_overview_row(name, scope) for name, scope in _scopes(summary)]
-    lines = table(_HEADS, rows)
-    if full or any(cell.endswith(MARK) for row in rows for cell in row[1:]):
-        lines.append(_LEGEND)
-    judged = [late for name, scope in _scopes(summary) if (late := _judged(name, scope))]
+def _scenarios(summary: Summary, *, full: bool) -> list[str]:
+    rows = overview.rows(summary)
+    lines = table(overview.HEADS, rows)
+    if full or overview.marked(rows):
+        lines.append(overview.LEGEND)
+    judged = [late for name, scope in overview.scopes(summary) if (late := _judged(name, scope))]
     if judged:
         lines += wrapped(f"counting failures as late: {'; '.join(judged)}", COLUMNS)
     return lines
-
-
-def _overview_row(name: str, scope: Summary) -> list[str]:
-    return [
-        printable(name, COLUMNS),
-        format_number(scope["requests"], 8),
-        format_number(scope["failed"], 6),
-        *(format_number(scope[metric]["mean"], 5) for metric in ("input_tokens", "output_tokens")),
-        *(_cell(scope["ttft"], key, 1e3, 6) for key in ("p50", "p95", "p99")),
-        *(_cell(scope["itl"], key, 1e3, 6) for key in ("mean", "p99")),
-        _cell(scope["itl_max"], "p95", 1e3, 6),
-        _cell(scope["e2el"], "p95", 1, 6),
-        format_number(scope["rates"]["output_tokens_per_s"], 6),
-    ]
-
-
-def _cell(values: Summary, key: str, scale: float, width: int) -> str:
-    """Print one statistic of a metric, marked if it is a percentile that its samples cannot carry."""
-    value = values.get(key)
-    if isinstance(value, float):
-        value *= scale
-    few = value is not None and values["count"] < _NEEDED.get(key, 0)
-    return format_number(value, width) + (MARK if few and value != "failed" else "")
 
 
 def _judged(name: str, scope: Summary) -> str:
@@ -195,7 +149,7 @@ def _judged(name: str, scope: Summary) -> str:
     changes = []
     for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
         described, judged = scope[metric], scope["judged"][metric]
-        pairs = [(key, _cell(described, key, scale, 6), _cell(judged, key, scale, 6)) for key in keys]
+        pairs = [(key, cell(described, key, scale, 6), cell(judged, key, scale, 6)) for key in keys]
         moved = [(key, late) for key, was, late in pairs if was != late]
         shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
         changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
@@ -293,7 +247,7 @@ def _token_notes(total: Summary, meta: Meta) -> Iterator[str]:
     counts, per_event, by_token = total["counts"], total["tokens"]["tokens_per_event"], total["itl_token"]
     if per_event is not None and f"{per_event:.2f}" != "1.00":
         yield f"{per_event:.2f} tokens per event: gaps are those of events" + (
-            f"; by token {_cell(by_token, 'p50', 1e3, 6)} (p50) and {_cell(by_token, 'p99', 1e3, 6)} ms (p99)"
+            f"; by token {cell(by_token, 'p50', 1e3, 6)} (p50) and {cell(by_token, 'p99', 1e3, 6)} ms (p99)"
             if by_token["count"]
             else "; --continuous-usage asks each for its tokens"
         )
@@ -340,9 +294,9 @@ def _metric_tables(summary: Summary) -> Iterator[list[str]]:
     total = summary["total"]
     for metric in METRICS.values():
         if total[metric.name]["count"] or metric.name not in _OPTIONAL:
-            yield _metric_table(metric, [(name, scope[metric.name]) for name, scope in _scopes(summary)])
+            yield _metric_table(metric, [(name, scope[metric.name]) for name, scope in overview.scopes(summary)])
         if total["judged"].get(metric.name, {}).get("failed"):
-            rows = [(name, scope["judged"][metric.name]) for name, scope in _scopes(summary)]
+            rows = [(name, scope["judged"][metric.name]) for name, scope in overview.scopes(summary)]
             yield _metric_table(metric, rows, " (failures counted as late)")
 
 
@@ -353,37 +307,14 @@ def _metric_table(metric: Metric, rows: Sequence[tuple[str, Summary]], title: st
     scale = 1e3 if unit == "ms" else 1
     heads = [Column("", name) for name in ("scenario", "samples", *keys)]
     cells = [
-        [printable(name, 30), format_number(values["count"], 9), *(_cell(values, key, scale, 9) for key in keys)]
+        [
+            printable(name, 30),
+            format_number(values["count"], 9),
+            *(cell(values, key, scale, 9) for key in keys),
+        ]
         for name, values in rows
     ]
     return [f"{metric.name} [{unit}]: {metric.title}{title}", *table(heads, cells)]
-
-
-_WORKER_HEADS = (
-    Column("", "worker"),
-    Column("away", "[ms]"),
-    Column("CPU [%]", "mean"),
-    Column("CPU [%]", "max"),
-    Column("no core", "[%]"),
-    Column("stalled", "[%]"),
-    Column("", "streams"),
-    Column("", "late"),
-    Column("", "errors"),
-)
-_WORKER_SHARES = ("cpu_share", "cpu_share_max", "core_wait_share", "stalled_share")
-
-
-def _worker_table(workers: Summary) -> list[str]:
-    rows = [
-        [
-            printable(worker, COLUMNS),
-            format_number(1e3 * seen["loop_lag_s"], 9),
-            *(format_number(seen[key] and 100 * seen[key], 6) for key in _WORKER_SHARES),
-            *(format_number(seen[key], 9) for key in ("in_flight_peak", "late", "plugin_errors")),
-        ]
-        for worker, seen in workers.items()
-    ]
-    return table(_WORKER_HEADS, rows) if rows else []
 
 
 def _versions(meta: Meta) -> list[str]:

@@ -18,8 +18,9 @@ import msgspec
 
 from vllm_locust import recording as recordings
 from vllm_locust.errors import InputError
+from vllm_locust.figures import Summary
 from vllm_locust.recording import Recording
-from vllm_locust.summary import Meta, Summary, summary
+from vllm_locust.summary import Meta, summary
 
 FORMAT = 1
 """Version of the run file; another one is refused."""

@@ -27,10 +27,19 @@ def stage_table(stages: Sequence[dict[str, Any]], *, rates: bool) -> list[str]:
     """Return a row per stage: of users, or of `rates`; nothing without stages."""
     if not stages:
         return []
-    head = Column("", "stage: requests/s" if rates else "stage: users")
-    lines = table((head, *_HEADS), [_row(stage) for stage in stages])
+    lines = table(heads(rates=rates), rows(stages))
     last = last_met(stages)
     return [*lines, f"the last stage that met its limits: {_named(last)}"] if last is not None else lines
+
+
+def heads(*, rates: bool) -> tuple[Column, ...]:
+    """Return the heads of `rows`, for stages of users or of rates."""
+    return (Column("", "stage: requests/s" if rates else "stage: users"), *_HEADS)
+
+
+def rows(stages: Sequence[dict[str, Any]]) -> list[list[str]]:
+    """Return a row per stage."""
+    return [_row(stage) for stage in stages]
 
 
 def last_met(stages: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

@@ -1,29 +1,37 @@
-"""Rows of our own in Locust's statistics table, `TTFT short` and `ITL short`, and tabs.
+"""Rows of our own in Locust's statistics table, `TTFT short` and `ITL short`, tabs, and the page of charts.
 
-The tabs say whether to believe the numbers, what failed, and which requests were the slowest.
+The tabs tell what the report does, what failed, and which requests were the slowest; the page draws it.
 
 Rows are built by the master from the recording on every tick, so that nothing is logged per gap. They do not count in
 *Aggregated*, nor in RPS. Locust's histograms keep what they are given, so the median and percentile columns show our
 resolution; minima, maxima and averages Locust rounds when it shows them.
 """
 
-from collections.abc import Callable, Container, Iterator, Sequence
+import gzip
+import json
+import logging
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from http import HTTPStatus
 from typing import Any, cast
 
+import gevent
 from flask import Response, request
 from locust.stats import RequestStats, StatsEntry
 from locust.web import WebUI
 
-from vllm_locust import fidelity, incidents, progress
+from vllm_locust import fidelity, incidents, overview, picture, progress, sheet
 from vllm_locust.cell import WARMUP, Cells, select, total
-from vllm_locust.exporter import Snapshot
 from vllm_locust.fidelity import percent
+from vllm_locust.figures import Summary
 from vllm_locust.histogram import Histogram
+from vllm_locust.live import Live, Told
+from vllm_locust.page import page
 from vllm_locust.quantity import NS_PER_S, format_count, format_duration
-from vllm_locust.recording import Recording
-from vllm_locust.summary import Summary, failures_of, fidelity_of, slowest_of
-from vllm_locust.workers import Watch
+from vllm_locust.terminal import Column, printable
+
+logger = logging.getLogger(__name__)
 
 _ROWS = {"TTFT": "ttft", "ITL": "itl"}
 
@@ -42,8 +50,19 @@ class _Tab:
     """Title by key. Locust sorts by a column `name` until asked for another; without one, our order stays."""
 
 
+def _title(head: Column) -> str:
+    """Return the one line that Locust's tables have for a head."""
+    group, _, unit = head.group.partition(" [")
+    return f"{group} {head.head}{unit and f' [{unit}'}".strip()
+
+
+_PAGE = "/llm"
 _TABS = (
-    _Tab("llm", "LLM", {"subject": "Fidelity", "text": ""}),
+    _Tab(
+        "llm",
+        "LLM",
+        {"of": "Of", **{f"column{i}": _title(head) for i, head in enumerate(overview.HEADS)}, "note": "Note"},
+    ),
     _Tab("llm-failures", "LLM failures", incidents.FAILURE_COLUMNS),
     _Tab("llm-slowest", "LLM slowest", incidents.SLOW_COLUMNS),
 )
@@ -86,9 +105,8 @@ def _readable_ms(value: float) -> float:
     return round(value, 1 if value >= 1 else 2)
 
 
-def add_tabs(web_ui: WebUI, snapshot: Callable[[], Snapshot]) -> None:
+def add_tabs(web_ui: WebUI, live: Live) -> None:
     """Give Locust's web UI tabs on the current run, which is asked for as often as its statistics are."""
-    watch = Watch()
     args: dict[str, Any] = web_ui.template_args
     tables = [
         {"key": tab.key, "structure": [{"key": key, "title": title} for key, title in tab.columns.items()]}
@@ -107,12 +125,79 @@ def add_tabs(web_ui: WebUI, snapshot: Callable[[], Snapshot]) -> None:
             # Locust keeps its answer for two seconds, and with it what we have added.
             keys = [tab.key for tab in _TABS]
             others = [stats for stats in content.get("extended_stats", ()) if stats.get("key") not in keys]
+            charts = request.url.removesuffix("/stats/requests") + _PAGE
             ours = [
                 {"key": tab.key, "data": [dict(zip(tab.columns, row, strict=True)) for row in rows]}
-                for tab, rows in zip(_TABS, _rows_of_tabs(snapshot(), watch), strict=True)
+                for tab, rows in zip(_TABS, _rows_of_tabs(live.told(), charts), strict=True)
             ]
             response.set_data(app.json.dumps({**content, "extended_stats": [*others, *ours]}))
         return response
+
+
+def add_pages(web_ui: WebUI, live: Live, base_path: str) -> None:
+    """Give Locust's web UI the page of charts, what it asks for, and files to download; all behind Locust's login."""
+    app = web_ui.app
+    assert app is not None  # noqa: S101 - declared before it is made
+    charts = f"{base_path}{_PAGE}"
+
+    def add(path: str, answer: Callable[[], Response]) -> None:
+        app.add_url_rule(f"{charts}{path}", f"vllm_locust{path}", web_ui.auth_required_if_enabled(answer))
+
+    def shown() -> Response:
+        return Response(page(None), mimetype="text/html")
+
+    def picture() -> Response:
+        return _compressed(live.picture(request.args.get("run", ""), request.args.get("from", 0, type=int)))
+
+    def saved() -> Response:
+        return _file("charts.html", [page(json.loads(live.picture()))], "text/html")
+
+    add("", shown)
+    add("/picture", picture)
+    add("/charts.html", saved)
+    for name, table in _SHEETS.items():
+        add(f"/{name}.csv", partial(_sheet, f"{name}.csv", table, live))
+    links = [
+        {"href": f".{_PAGE}{path}", "title": title}
+        for path, title in {
+            "": "LLM charts, live",
+            "/charts.html": "Download LLM charts (HTML)",
+            **{f"/{name}.csv": f"Download LLM {name} CSV" for name in _SHEETS},
+        }.items()
+    ]
+    args: dict[str, Any] = web_ui.template_args
+    args["extendedCsvFiles"] = [*args.get("extendedCsvFiles", ()), *links]
+    host = web_ui.host if web_ui.host not in ("", "0.0.0.0") else "localhost"  # noqa: S104 - what Locust listens on
+    logger.info("charts are at %s://%s:%d%s", "https" if web_ui.tls_cert else "http", host, web_ui.port, charts)
+
+
+_SHEETS: dict[str, Callable[[Live, Told], sheet.Table]] = {
+    "scenarios": lambda _, told: sheet.scenarios(told.summary),
+    "windows": lambda live, _: sheet.windows(live.columns()),
+    "failures": lambda _, told: sheet.records(told.summary["failures"]),
+    "slowest": lambda _, told: sheet.records(told.summary["slowest"]),
+}
+"""What there is to download, by name."""
+
+
+def _sheet(name: str, table: Callable[[Live, Told], sheet.Table], live: Live) -> Response:
+    told = live.told()
+    if told is None:
+        return Response("there has been no run yet\n", HTTPStatus.NOT_FOUND, mimetype="text/plain")
+    return _file(name, sheet.lines(table(live, told)), "text/csv")
+
+
+def _file(name: str, parts: Iterable[str], mimetype: str) -> Response:
+    return Response(parts, mimetype=mimetype, headers={"Content-Disposition": f'attachment; filename="llm_{name}"'})
+
+
+def _compressed(text: str) -> Response:
+    """Return JSON, in a tenth of the bytes; in a thread, since a single process streams meanwhile."""
+    headers = {"Cache-Control": "no-store"}
+    if "gzip" not in request.headers.get("Accept-Encoding", ""):
+        return Response(text, mimetype="application/json", headers=headers)
+    body = gevent.get_hub().threadpool.apply(gzip.compress, (text.encode(), 1))
+    return Response(body, mimetype="application/json", headers={**headers, "Content-Encoding": "gzip"})
 
 
 def forget_run_time(web_ui: WebUI, options: Any) -> None:  # noqa: ANN401 - an argparse namespace
@@ -126,31 +211,43 @@ def forget_run_time(web_ui: WebUI, options: Any) -> None:  # noqa: ANN401 - an a
             options.run_time = None
 
 
-def _rows_of_tabs(now: Snapshot, watch: Watch) -> Iterator[Sequence[Sequence[object]]]:
+def _rows_of_tabs(told: Told | None, charts: str) -> Iterator[Sequence[Sequence[object]]]:
     """Yield the rows of each tab."""
-    if now.recording is None:
-        yield from ([("this run", "has not begun")], [], [])
+    if told is None:
+        yield from ([_noted("run", "has not begun"), _noted("charts", charts)], [], [])
     else:
-        yield _fidelity_rows(now.recording, now, watch)
-        yield incidents.failure_rows(failures_of(now.recording))
-        yield incidents.slow_rows(slowest_of(now.recording))
+        yield [*_llm_rows(told), _noted("charts", charts)]
+        yield incidents.failure_rows(told.summary["failures"])
+        yield incidents.slow_rows(told.summary["slowest"])
 
 
-def _fidelity_rows(recording: Recording, now: Snapshot, watch: Watch) -> list[tuple[str, str]]:
-    """Return the verdict on the run so far, what streams while it goes on, and what each worker was like."""
-    seen = fidelity_of(recording, now.limits, watch.seen(recording))
-    rows = [("this run", fidelity.line(seen, now.limits))]
-    if now.running:
-        rows.append(("now", progress.streams(*_streams(recording, now.live_workers))))
-    if now.warming_up:
-        rows.append(("warm-up", "what is sent now is left out of latencies and rates"))
+def _llm_rows(told: Told) -> Iterator[Sequence[object]]:
+    """Yield the rows of the report, of the run and of its last window, and in words what else there is to say."""
+    summary, empty = told.summary, [""] * (len(overview.HEADS) - 2)
+    for of, rows in (("run", overview.rows(summary)), ("last\N{NO-BREAK SPACE}window", told.last_window)):
+        yield from ([of, *row, ""] for row in rows)
+    for outcome, number, share in picture.outcome_rows(summary):
+        yield ["outcome", outcome, number, *empty, share]
+    yield from (_noted("limit", f"{one['limit']}: {one['text']}, {one['state']}") for one in summary["limits"])
+    yield from (_noted(subject, text) for subject, text in _moment(told))
+    yield _noted("fidelity", fidelity.line(summary["fidelity"], told.meta.generator_limits))
+    yield from (_noted(worker, _worker(seen)) for worker, seen in summary["fidelity"]["workers"].items())
+
+
+def _noted(subject: str, text: str) -> list[str]:
+    return [printable(subject), *[""] * len(overview.HEADS), printable(text)]
+
+
+def _moment(told: Told) -> Iterator[tuple[str, str]]:
+    """Yield what streams while the run goes on, and what is left out of its numbers."""
+    moment, recording = told.moment, told.recording
+    if told.running:
+        yield "now", progress.streams(moment["in_flight"], moment["silence_s"])
+    if moment["warming_up"]:
+        yield "warm-up", "what is sent now is left out of latencies and rates"
     elif recording.steady_ns and WARMUP not in recording.phases:
-        rows.append(("warm-up", f"the first {format_duration(recording.steady_ns / NS_PER_S)} are left out"))
-    return [*rows, *((name, _worker(worker)) for name, worker in seen["workers"].items())]
-
-
-def _streams(recording: Recording, live_workers: Sequence[str]) -> tuple[int, float]:
-    return progress.in_flight(recording, live_workers), progress.silence_s(recording, live_workers)
+        yield "warm-up", f"the first {format_duration(recording.steady_ns / NS_PER_S)} are left out"
+    yield from (("verdict", text) for text in moment.get("verdict", ()))
 
 
 def _worker(seen: Summary) -> str:

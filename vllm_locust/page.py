@@ -1,0 +1,33 @@
+"""The page of charts: one file that holds everything that it needs, so it can be saved, sent, and opened offline.
+
+Promise: it loads nothing, whatever is in it, and no text of a picture can become a part of the page.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+ASSETS = Path(__file__).parent / "assets"
+_PLACE = re.compile(r"/\*(css|js|picture)\*/")
+
+
+def page(picture: dict[str, Any] | None) -> str:
+    """Return the page of a picture (see `vllm_locust.picture`), or one that asks Locust for its own again and again."""
+    # A `<` could end the element that the picture is in; within JSON it is only ever a part of a text.
+    parts = {**_parts(), "picture": json.dumps(picture, allow_nan=False).replace("<", "\\u003c")}
+    return _PLACE.sub(lambda place: parts[place[1]], _read("llm.html"))
+
+
+@cache
+def _parts() -> dict[str, str]:
+    return {
+        "css": _read("uplot/uPlot.min.css") + _read("llm.css"),
+        "js": _read("uplot/uPlot.iife.min.js") + _read("llm.js"),
+    }
+
+
+@cache
+def _read(name: str) -> str:
+    return (ASSETS / name).read_text(encoding="utf-8")

@@ -272,7 +272,7 @@ def test_runs_resets_and_further_runs_from_the_web_ui(tmp_path: Path, server: st
         wait_for(lambda: browser.stats()["state"] in ("ready", "stopped"), "web UI")
         if workers:
             wait_for(lambda: len(browser.stats()["workers"]) == workers, "workers")
-        assert browser.tab() == {"this run": "has not begun"}
+        assert browser.tab() == {"run": "has not begun", "charts": f"{browser.url}/llm"}
         assert get(browser.url).count('"key": "llm"') == 2  # the tab and its table
         _first_run(browser, server)
         _check_tab(browser, workers)
@@ -314,7 +314,9 @@ def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
     assert streams is None if ended else re.fullmatch(r"\d+ streams in flight", str(streams))
     warmup = rows.pop("warm-up", None)  # the statistics are reset before the end
     assert warmup is None if ended else re.fullmatch(r"the first .* m?s are left out", str(warmup))
-    assert next(iter(rows)) == "this run"
+    assert rows.pop("charts") == f"{browser.url}/llm"
+    assert rows.pop("outcome")
+    assert rows.pop("verdict", None) == ("ok" if ended else None)
     line, *others = rows.items()
     assert (line[0], line[1].partition(": ")[0]) in VERDICTS
     assert [name.partition(" (")[0] for name, _ in others] == [f"worker {i + 1}" for i in range(workers)] or ["local"]
@@ -325,7 +327,7 @@ def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
         )
 
 
-VERDICTS = [("this run", "measured the server"), ("this run", "limited by the generator")]
+VERDICTS = [("fidelity", "measured the server"), ("fidelity", "limited by the generator")]
 
 
 def _reset(browser: Browser, server: str) -> None:

@@ -131,7 +131,7 @@ def test_the_form_of_a_new_test_asks_for_rate_and_warm_up_and_the_tab_says_so(
         assert browser.swarm(**form)["success"]
 
         def told() -> dict[str, str]:
-            return {row["subject"]: row["text"] for row in browser.table("llm")}
+            return browser.tab()
 
         wait_for(lambda: "left out of latencies" in told().get("warm-up", ""), "warm-up in the tab")
         wait_for(lambda: told().get("warm-up") == "the first 2.00 s are left out", "its end in the tab")

@@ -162,8 +162,7 @@ class Chart {
     const lifted = (value) => (value == null ? null : Math.max(value, LOWEST_S));
     const values = lines.map((each) => (log ? each.values.map(lifted) : each.values));
     const shown = lines.filter((each) => isShown(id, each));
-    const together = (_, i) => shown.reduce((sum, each) => sum + each.values[i], 0);
-    return [xs, ...values, ...(stacked ? [xs.map(together)] : [])];
+    return [xs, ...values, ...(stacked ? [xs.map((_, i) => sum(shown.map((each) => each.values[i])))] : [])];
   }
 
   build(shape) {
@@ -241,7 +240,7 @@ class Chart {
     if (!this.u) return;
     const {lines, note, x, bare, heat} = this.chart, {idx} = this.u.cursor, xs = this.xs();
     const at = idx < xs.length ? idx : null; // of columns that there were, maybe
-    const i = at ?? xs.findLastIndex((_, index) => lines.some((each) => each.values[index] != null));
+    const i = at ?? this.latest(xs);
     for (const each of lines) if (!each.key && !each.silent) setText(this.values.get(each.label), each.text(i));
     if (heat) setText(this.cell, this.cellText(at));
     const when = x || bare ? [] : [at == null && "latest", ...whenOf(picture.columns[i])];
@@ -250,11 +249,18 @@ class Chart {
     if (!x) this.tellNear();
   }
 
+  // The last column that is whole and has a value; before there is one, the last that has a value.
+  latest(xs) {
+    const hasValue = (_, i) => this.chart.lines.some((each) => each.values[i] != null);
+    const whole = this.chart.x ? -1 : xs.findLastIndex((_, i) => hasValue(_, i) && !goesOn(picture.columns[i]));
+    return whole < 0 ? xs.findLastIndex(hasValue) : whole;
+  }
+
   cellText(i) {
-    const {left, top, event} = this.u.cursor, {cells, totals} = this.chart;
+    const {left, top, event} = this.u.cursor, {cells, totals, lowest} = this.chart;
     if (!event || left < 0 || !totals[i]) return "";
     const k = Math.floor(10 * Math.log10(this.u.posToVal(top, "y") / LOWEST_S) + 1e-9), value = cells[i].get(k) ?? 0;
-    const range = `${duration(heatEdge(k))}–${duration(heatEdge(k + 1))}`;
+    const range = `${k <= lowest ? "0" : duration(heatEdge(k))}–${duration(heatEdge(k + 1))}`;
     return `${range}: ${count(value)} of ${count(totals[i])}, ${number((100 * value) / totals[i])} %`;
   }
 

@@ -88,20 +88,41 @@ function heatEdge(k) {
   return 1e-6 * 10 ** (k / 10);
 }
 
+function sum(values) {
+  return values.reduce((before, value) => before + value, 0);
+}
+
+// The cell that the smallest 2 % end in: tokens that came together have gaps of nearly 0, which would stretch the axis.
+function lowestCell(heats) {
+  const numbers = new Map();
+  for (const [k, value] of heats.flat()) numbers.set(k, (numbers.get(k) ?? 0) + value);
+  let left = 0.02 * sum([...numbers.values()]);
+  return [...numbers.keys()].sort((one, other) => one - other).find((k) => (left -= numbers.get(k)) < 0);
+}
+
 function heatChart(metric, scenario) {
-  const cells = scopesOf(scenario).map((scope) => new Map(scope?.[metric]?.heat ?? []));
-  const totals = cells.map((each) => [...each.values()].reduce((sum, value) => sum + value, 0));
+  const heats = scopesOf(scenario).map((scope) => scope?.[metric]?.heat ?? []), lowest = lowestCell(heats);
+  const cells = heats.map((heat) => {
+    const under = sum(heat.filter(([k]) => k <= lowest).map(([, value]) => value));
+    return new Map([...(under ? [[lowest, under]] : []), ...heat.filter(([k]) => k > lowest)]);
+  });
+  const totals = cells.map((each) => sum([...each.values()]));
   const edge = (pick, more) => cells.map((each) => (each.size ? heatEdge(pick(...each.keys()) + more) : null));
   const lines = [line("from", edge(Math.min, 0), {silent: true}), line("to", edge(Math.max, 1), {silent: true})];
   const note = (i) => `n ${count(totals[i] ?? 0)}`;
-  return present({lines, cells, totals, note, seconds: true, log: true, heat: true, paint: paintHeat});
+  return present({lines, cells, totals, lowest, note, seconds: true, log: true, heat: true, paint: paintHeat});
 }
 
 // ---- Rates and counts
 
+// Not all of a column that may still change has been reported: its rates would seem to fall.
+function goesOn({index}) {
+  return picture.state === "running" && index >= (picture.next ?? Infinity);
+}
+
 // Nothing of a scenario in a column is a rate of zero; a rate that there is not stays absent.
 function rate(scopes, name) {
-  return scopes.map((scope) => (scope ? scope[name] ?? null : 0));
+  return scopes.map((scope, i) => (goesOn(picture.columns[i]) ? null : scope ? scope[name] ?? null : 0));
 }
 
 function loadChart(scenario) {
@@ -145,7 +166,7 @@ function outcomesChart(scenario) {
   const kinds = [...new Set([...OUTCOMES, ...seen])]; // one that is not known here gets the next look
   const lines = kinds.map((kind, order) => {
     const ended = counts.map((each) => each.get(kind) ?? 0);
-    const perSecond = picture.columns.map(({start_s, end_s}, i) => ended[i] / (end_s - start_s));
+    const perSecond = picture.columns.map((each, i) => (goesOn(each) ? null : ended[i] / (each.end_s - each.start_s)));
     return line(kind, perSecond, outcomeLook(kind, order), (value, i) => `${count(ended[i])} (${number(value)}/s)`);
   });
   const shown = lines.filter(({label}) => seen.has(label));

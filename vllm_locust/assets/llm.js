@@ -170,8 +170,8 @@ function verdicts() {
 
 // ---- Tables
 
-const TABLES = [["run", "This run"], ["window", "Last window"], ["outcomes", "Outcomes"], ["failures", "Failures"],
-  ["stages", "Stages"], ["slowest", "Slowest requests"], ["workers", "Workers"]];
+const TABLES = [["run", "This run"], ["window", "Last window"], ["limits", "Limits"], ["outcomes", "Outcomes"],
+  ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"], ["workers", "Workers"]];
 const drawnTables = new Map();
 
 function drawTables() {

@@ -34,6 +34,9 @@ NODE = shutil.which("node")
 MARKUP = "<img src=x onerror=\"document.title='owned'\">"
 HOSTILE = (MARKUP, 'a "quoted"\nname \\', "__proto__", "constructor")
 OVER_TIME = {"ttft", "scenarios", "itl", "load", "tokens", "outcomes", "fidelity", "ttft-heat", "itl-heat"}
+COLORS = dict(re.findall(r"--([\w-]+): (#[0-9a-f]{6});", (ASSETS / "llm.css").read_text().partition("}")[0]))
+"""Those of the light theme, by name."""
+NOTHING = ("", COLORS["grid"])
 needs_node = pytest.mark.skipif(not NODE, reason="node is not installed here")
 
 
@@ -152,6 +155,18 @@ class Seen:
         assert painted[0] > 5
         return str(painted[1])
 
+    def pixel(self, chart: str, x: float, y: float) -> str:
+        """Return the colour at a point of a chart, given in the units of its axes; "" where nothing is painted."""
+        *parts, alpha = self.page.evaluate(
+            """([id, x, y]) => {
+                const {u} = llm.charts.get(id);
+                const [left, top] = [u.valToPos(x, "x", true), u.valToPos(y, "y", true)];
+                return [...u.ctx.getImageData(Math.round(left), Math.round(top), 1, 1).data];
+            }""",
+            [chart, x, y],
+        )
+        return "#" + "".join(f"{part:02x}" for part in parts) if alpha else ""
+
 
 def watched(opened: Page) -> Seen:
     seen = Seen(opened)
@@ -206,6 +221,24 @@ def test_all_of_a_saved_run_is_drawn_and_told(show: Show) -> None:
     starred = [text.endswith("*") for text in seen.legend("ttft")]
     assert starred == [False, False, True]  # a p99 of fewer than 100
     assert "limited by the generator" in seen.page.locator("#verdicts").inner_text()
+
+
+def test_each_column_is_painted_where_its_numbers_are(show: Show) -> None:
+    shown = saved_picture("short", "long")
+    seen = show(shown)
+    for column in shown["columns"][::2]:
+        at_s, scope = column["start_s"] + 3, column["scopes"][""]
+        ended_ok, ended_badly = (scope["outcomes"].get(kind, 0) / 10 for kind in ("ok", "stream_error"))
+        assert seen.pixel("outcomes", at_s, ended_ok / 2) == COLORS["ok"]
+        if ended_badly:
+            assert seen.pixel("outcomes", at_s, ended_ok + ended_badly / 2) == COLORS["f0"]
+        assert seen.pixel("outcomes", at_s, (ended_ok + ended_badly) * 1.03 + 0.05) in NOTHING
+        for metric in ("ttft", "itl"):
+            occupied = {cell for cell, _ in scope[metric]["heat"]}
+            top = max(max(other["scopes"][""][metric]["heat"])[0] for other in shown["columns"])
+            for cell in range(top - 8, top + 1):
+                color = seen.pixel(f"{metric}-heat", at_s, 1e-6 * 10 ** ((cell + 0.5) / 10))
+                assert (color not in NOTHING) == (cell in occupied)
 
 
 def test_the_cursor_is_in_all_charts_and_what_it_points_at_is_told(show: Show) -> None:
@@ -338,8 +371,7 @@ def test_new_columns_replace_old_ones_and_another_run_replaces_everything(show: 
     assert draw(columns=[columns[3]], **{"from": 3, "next": 3}) == p95[:4]
     assert seen.page.evaluate("held => held === llm.charts.get('ttft').u", chart)  # the same chart with other data
     assert seen.line("load", 0)[:4] == [*(column["scopes"][""]["sent_per_s"] for column in columns[:3]), None]
-    wide = [columns[2] | {"index": 0, "start_s": 0.0}]
-    assert draw(columns=wide, every=5, **{"from": 0, "next": 1}) == [p95[2]]
+    assert draw(columns=[columns[2]], every=5, **{"from": 2, "next": 2}) == [p95[2]]  # the narrow ones are not of it
     assert draw(columns=columns[:2], run="r2.0", **{"from": 0, "next": 2}) == p95[:2]
     assert seen.page.evaluate("llm.picture.columns.length") == 2
 

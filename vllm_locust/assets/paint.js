@@ -97,10 +97,10 @@ function paintStack(u, {lines, id}) {
     for (const each of lines.filter((one) => isShown(id, one))) {
       ctx.fillStyle = fillOf(ctx, each);
       picture.columns.forEach((column, i) => {
-        const [x, width] = extent(u, column), bottom = u.valToPos(floors[i], "y", true);
+        const [x, width] = extent(u, column), bottom = up(u, floors[i]);
         floors[i] += each.values[i];
-        const top = u.valToPos(floors[i], "y", true);
-        if (bottom > top) ctx.fillRect(x, top, width, bottom - top);
+        const height = Math.max(1, bottom - up(u, floors[i])); // few are seen, too
+        if (each.values[i]) ctx.fillRect(x, bottom - height, width, height);
       });
     }
   });

@@ -256,8 +256,10 @@ def test_the_cursor_is_in_all_charts_and_what_it_points_at_is_told(show: Show) -
     ended = shown["columns"][2]["scopes"][""]["outcomes"]
     assert ended["stream_error"] == 4
     assert [text.split()[:2] for text in seen.legend("outcomes")] == [["ok", str(ended["ok"])], ["stream_error", "4"]]
+    fidelity = seen.page.locator("[data-chart=fidelity] .told")
+    assert fidelity.inner_text() == "measured the server"
     point("itl", 55)
-    assert seen.page.locator("[data-chart=fidelity] .told").inner_text().startswith("limited by the generator: ")
+    assert fidelity.inner_text() == f"limited by the generator: {shown['columns'][5]['fidelity']['text']}"
     cells = dict(shown["columns"][7]["scopes"][""]["itl"]["heat"])
     top = seen.page.evaluate("llm.charts.get('itl-heat').u.valToPos(0.0225, 'y')")  # between 10^-1.7 and 10^-1.6
     point("itl-heat", 75, round(top))

@@ -175,7 +175,8 @@ function outcomesChart(scenario) {
 
 function fidelityText(told) {
   if (!told) return "unknown";
-  return `${told.limited ? "limited by the generator" : "measured the server"}${told.text ? `: ${told.text}` : ""}`;
+  const found = told.limited ? "limited by the generator" : "measured the server";
+  return told.text && told.text !== found ? `${found}: ${told.text}` : found;
 }
 
 function fidelityChart() {

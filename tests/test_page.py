@@ -473,13 +473,19 @@ def watch_a_run(session: Session) -> None:
 
 
 def reset_it(session: Session) -> None:
-    """Have Locust reset its statistics: what is drawn begins again."""
-    run, columns = session.run(), session.columns()
+    """Have Locust reset its statistics: what is drawn begins again, and is what another page would draw."""
+    run = session.run()
     session.press("Reset")
     session.wait(lambda: session.run() != run, "another epoch")
     assert session.run().split(".")[0] == run.split(".")[0]
-    assert session.columns() < columns
     session.wait(lambda: session.columns() >= 2, "columns since the reset")
+    kept, fresh = session.seen.page.evaluate(
+        """async () => {
+            const fresh = await (await fetch("llm/picture")).json(), {columns, next} = llm.picture;
+            return [columns, fresh.columns].map((each) => JSON.stringify(each.slice(0, next)));
+        }"""
+    )
+    assert kept == fresh
 
 
 def stop_it(session: Session) -> None:
@@ -520,15 +526,20 @@ def test_a_run_of_workers_is_started_watched_reset_stopped_and_run_again(
     chromium: Browser, tmp_path: Path, server: str
 ) -> None:
     port = free_port()
-    with cluster(tmp_path, options(tmp_path, server, port)) as running, chromium.new_context() as context:
-        wait_for(lambda: running.master.output.count("reported as ready") == 2, "workers")
-        session = opened(context, f"http://127.0.0.1:{port}", tmp_path, running)
-        watch_a_run(session)
-        reset_it(session)
-        stop_it(session)
-        run_again(session)
-        assert session.seen.errors == []
-        assert_clean(running.master, *running.workers)
+    with chromium.new_context() as context:
+        with cluster(tmp_path, options(tmp_path, server, port)) as running:
+            wait_for(lambda: running.master.output.count("reported as ready") == 2, "workers")
+            session = opened(context, f"http://127.0.0.1:{port}", tmp_path, running)
+            watch_a_run(session)
+            reset_it(session)
+            stop_it(session)
+            run_again(session)
+            assert session.seen.errors == []
+            assert_clean(running.master, *running.workers)
+        trouble, drawn = session.seen.page.locator("#trouble"), session.columns()
+        session.wait(trouble.is_visible, "word that Locust is gone")
+        assert trouble.inner_text().startswith("cannot reach Locust: ")
+        assert session.columns() == drawn > 0
 
 
 def test_a_page_below_a_path_and_behind_a_login_says_what_keeps_it_from_locust(

@@ -42,8 +42,9 @@ class Told:
     """What a picture has of the moment itself."""
 
     def is_of(self, now: Snapshot) -> bool:
-        """Tell whether it is of the same run, which goes on or not as it did then."""
-        return self.recording is now.recording and self.running == now.running
+        """Tell whether it is of the same run, which goes on, or is over and summed up, as it was then."""
+        summed_up = now.summary is None or now.summary is self.summary
+        return self.recording is now.recording and self.running == now.running and summed_up
 
 
 @dataclass(slots=True)
@@ -84,7 +85,8 @@ class Live:
             "state": "running" if now.running else "stopped",
             "now_s": now.age_s,
             "warming_up": now.warming_up,
-            "users": now.users, "workers": now.workers,
+            "users": now.users,
+            "workers": now.workers,
         }
         if now.running:
             moment["in_flight"] = progress.in_flight(recording, now.live_workers)
@@ -107,7 +109,10 @@ class Live:
             **picture.frame(told.recording, told.meta, told.summary),
             "tables": picture.tables(told.meta, told.summary, told.last_window),
             **told.moment,
-            "run": key, "every": every, "from": first, "next": lasting,
+            "run": key,
+            "every": every,
+            "from": first,
+            "next": lasting,
         }
         return f'{json.dumps(frame, allow_nan=False)[:-1]}, "columns": [{", ".join(texts[first:])}]}}'
 
@@ -129,7 +134,9 @@ class Live:
             del kept.texts[lasting:]  # a worker that was lost and is back has more to say
             columns = picture.columns(
                 *(told.recording, told.meta.generator_limits),
-                every=every, first=len(kept.texts), closed=told.closed,
+                every=every,
+                first=len(kept.texts),
+                closed=told.closed,
             )
             later: list[str] = []
             for column in columns:

@@ -86,10 +86,10 @@ def test_files_and_data_are_those_of_the_run(tmp_path: Path) -> None:
         wait_for(lambda: picture(url)["next"] >= 3, "columns")
         now = picture(url)
         assert (now["state"], now["users"], now["workers"], now["verdict"]) == ("running", 4, 1, None)
-        later = picture(url, run=now["run"], **{"from": now["next"]})
+        later = picture(url, version=now["version"], **{"from": now["next"]})
         assert later["from"] == now["next"]
         assert all(column["index"] >= now["next"] for column in later["columns"])
-        bad = picture(url, run=now["run"], **{"from": "x"})
+        bad = picture(url, version=now["version"], **{"from": "x"})
         assert bad["from"] == 0
         asking = urllib.request.Request(f"{url}/llm/picture", headers={"Accept-Encoding": "gzip"})
         with urllib.request.urlopen(asking) as answer:

@@ -438,7 +438,7 @@ class Session:
 
     def run(self) -> str:
         """Return run and epoch of what is drawn."""
-        return str(self.seen.page.evaluate("llm.picture.run")).rpartition(".")[0]
+        return str(self.seen.page.evaluate("llm.picture.run"))
 
     def columns(self) -> int:
         return self.seen.charts().get("ttft", 0)

@@ -101,15 +101,12 @@ function complete(given) {
 function merged(old, given) {
   const next = complete(given), same = old && old.run === next.run && old.every === next.every;
   const kept = same ? old.columns.filter((column) => column.index < next.from) : [];
-  const ended = Boolean(same && old.state === "running" && next.state === "stopped");
-  return {...next, columns: [...kept, ...next.columns], ended};
+  return {...next, columns: [...kept, ...next.columns]};
 }
 
-// What to ask for: everything where columns are missing, and once a run is over, as late samples have changed old ones.
+// What to ask for: what follows the columns that last, unless Locust has others than these by now.
 function wanted() {
-  if (!picture) return {run: "", from: 0};
-  const whole = picture.columns.every((column, position) => column.index === position);
-  return {run: picture.run ?? "", from: whole && !picture.ended ? picture.next ?? 0 : 0};
+  return {version: picture?.version ?? "", from: picture?.next ?? 0};
 }
 
 function draw(given) {

@@ -147,7 +147,7 @@ def add_pages(web_ui: WebUI, live: Live, base_path: str) -> None:
         return Response(page(None), mimetype="text/html")
 
     def picture() -> Response:
-        return _compressed(live.picture(request.args.get("run", ""), request.args.get("from", 0, type=int)))
+        return _compressed(live.picture(request.args.get("version", ""), request.args.get("from", 0, type=int)))
 
     def saved() -> Response:
         return _file("charts.html", [page(json.loads(live.picture()))], "text/html")

@@ -84,7 +84,8 @@ class Live:
             "state": "running" if now.running else "stopped",
             "now_s": now.age_s,
             "warming_up": now.warming_up,
-            "users": now.users, "workers": now.workers,
+            "users": now.users,
+            "workers": now.workers,
         }
         if now.running:
             moment["in_flight"] = progress.in_flight(recording, now.live_workers)
@@ -107,7 +108,10 @@ class Live:
             **picture.frame(told.recording, told.meta, told.summary),
             "tables": picture.tables(told.meta, told.summary, told.last_window),
             **told.moment,
-            "run": key, "every": every, "from": first, "next": lasting,
+            "run": key,
+            "every": every,
+            "from": first,
+            "next": lasting,
         }
         return f'{json.dumps(frame, allow_nan=False)[:-1]}, "columns": [{", ".join(texts[first:])}]}}'
 
@@ -129,7 +133,9 @@ class Live:
             del kept.texts[lasting:]  # a worker that was lost and is back has more to say
             columns = picture.columns(
                 *(told.recording, told.meta.generator_limits),
-                every=every, first=len(kept.texts), closed=told.closed,
+                every=every,
+                first=len(kept.texts),
+                closed=told.closed,
             )
             later: list[str] = []
             for column in columns:

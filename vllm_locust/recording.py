@@ -139,6 +139,8 @@ class Report(msgspec.Struct, kw_only=True):
     """How many users have finished a request in this run."""
     taken: dict[str, int] = {}
     """How many requests of each user class have been taken, for whoever inherits the worker's rank."""
+    in_flight: list[tuple[str, str, int]] = []
+    """How many streams of each scenario and endpoint are in flight."""
     done: bool = False
     """Whether everything that it had to send has been sent and has ended."""
 
@@ -290,6 +292,7 @@ class Recording:
         self._within: Cells = {}
         """The sealed states of the windows that `within` has added up."""
         self._within_range = range(0)
+        self._in_flight: dict[str, tuple[int, list[tuple[str, str, int]]]] = {}
 
     def merge(self, report: Report) -> bool:
         """Take a report; whatever of it is already known, or older than what is known, changes nothing.
@@ -300,6 +303,8 @@ class Recording:
             self.stale += 1
             return False
         self._sealed.setdefault(report.worker, 0)
+        if report.seq > self._in_flight.get(report.worker, (-1,))[0]:
+            self._in_flight[report.worker] = report.seq, report.in_flight
         for window in sorted(report.windows, key=lambda state: state.index):
             self._take(report.worker, window)
         for failure in report.failures:
@@ -347,6 +352,10 @@ class Recording:
     def workers(self) -> list[str]:
         """Names of all workers that ever reported."""
         return sorted(self._sealed)
+
+    def in_flight(self, worker: str) -> list[tuple[str, str, int]]:
+        """Return how many streams of each scenario and endpoint a worker had in flight when it last reported."""
+        return self._in_flight[worker][1] if worker in self._in_flight else []
 
     @property
     def window_count(self) -> int:

@@ -86,6 +86,7 @@ LAYERS = [
     *(
         "families",
         "exporter",
+        "exposition",
         "listener",
         "users",
         "plan",

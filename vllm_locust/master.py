@@ -326,6 +326,8 @@ class Master:
         if last or any(window.sealed for window in report.windows):
             ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
             self._runner.send_message(ACK, ack, msg.node_id)
+        if isinstance(self._runner, MasterRunner):  # else this is the worker's own greenlet, which may not stop here
+            gevent.sleep(0)  # workers report at the same time: a scrape, say, need not wait for all of them
 
     def _merge_late(self, report: Report) -> bool:
         """Take a report of an epoch before a reset; returns whether it is of the last one."""

@@ -349,11 +349,12 @@ def _counters(lifetime: Cells, expected: dict[Key, set[str]]) -> Iterator[Metric
         yield family
     ended, failed = _family("requests_total"), _family("requests_failed_total")
     for key, cell in cells.items():
-        numbers = {(str(Outcome.OK), "200"): 0} if key in expected else {}
+        known = key in expected or bool(cell.counters.get("sent"))
+        numbers = {(str(Outcome.OK), "200"): 0} if known else {}
         numbers |= _outcomes(cell)
         for (outcome, status), number in numbers.items():
             ended.add_sample(f"{ended.name}_total", _phase_labels(key) | {"outcome": outcome, "status": status}, number)
-        if key in expected or cell.counters.get("sent"):
+        if known:
             number = sum(number for (outcome, _), number in numbers.items() if Outcome(outcome).failed)
             failed.add_sample(f"{failed.name}_total", _phase_labels(key), number)
     yield from (ended, failed)

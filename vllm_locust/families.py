@@ -88,7 +88,7 @@ def _counters() -> Iterator[Family]:
     text = "Requests that met all limits of a good request."
     yield counter("requests_good", "requests", text, f"{_COUNTED}, where goodput is asked for", _PHASE)
     text = "Requests that ended, by outcome and HTTP status (0 where none came)."
-    there = f"`ok` {_COUNTED}, every other outcome from its first request on"
+    there = f"`ok` {_COUNTED}, other outcomes from their first request on"
     yield counter("requests", "requests", text, there, (*_PHASE, "outcome", "status"))
     text = "Requests that failed, whatever the outcome: neither ok nor cancelled."
     yield counter("requests_failed", "requests", text, _COUNTED, _PHASE)

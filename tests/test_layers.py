@@ -84,7 +84,9 @@ LAYERS = [
         "options",
     ),
     *(
+        "families",
         "exporter",
+        "exposition",
         "listener",
         "users",
         "plan",
@@ -127,7 +129,18 @@ WITHOUT_GEVENT = [
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "figures", "summary", "verdict", "terminal", "results"),
     *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
-    *("incidents", "overview", "report", "picture", "sheet", "page", "simulated_faults", "simulated", "faults"),
+    *(
+        "incidents",
+        "overview",
+        "report",
+        "picture",
+        "sheet",
+        "page",
+        "families",
+        "simulated_faults",
+        "simulated",
+        "faults",
+    ),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "pace", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""

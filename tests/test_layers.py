@@ -74,6 +74,7 @@ LAYERS = [
         "results",
         "incidents",
         "overview",
+        "facts",
         "stages",
         "course",
         "report",
@@ -132,6 +133,7 @@ WITHOUT_GEVENT = [
     *(
         "incidents",
         "overview",
+        "facts",
         "report",
         "picture",
         "sheet",

@@ -28,4 +28,4 @@ WORKDIR /home/locust
 COPY --chown=locust:locust locustfiles locustfiles
 # A volume that is mounted here belongs to whom the directory belongs.
 RUN mkdir results
-CMD ["locust", "--help"]
+CMD ["vllm-locust", "--help"]

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -60,11 +61,17 @@ def process(command: list[str], log: Path, **kwargs: Any) -> Iterator[Process]:
         popen.wait()
 
 
+PORTS = range(11_000, 32_768)
+"""None that a browser refuses, like 10080, and none that Linux gives to clients: net.ipv4.ip_local_port_range."""
+
+
 def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port that nobody listens on, and that the kernel gives to no client before somebody does."""
+    while True:
+        port = secrets.choice(PORTS)
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout_s: float = 30) -> None:

@@ -6,8 +6,10 @@ import configargparse
 import pytest
 
 from vllm_locust.limit import parse, split
-from vllm_locust.options import add_options
+from vllm_locust.options import OPTIONS, Option, add_options
 
+LONGEST_LABEL = 115
+"""In characters, of a field that is filled in; Locust cuts longer ones off."""
 LIMITS = ["ttft p95 < 1,200ms", "failures < 1%"]
 
 
@@ -35,3 +37,8 @@ def test_limits_may_come_from_a_variable_or_a_file_and_the_command_line_goes_fir
     assert limits_of(config='limit = ["ttft p95 < 1s", "failures < 2%"]') == ["ttft p95 < 1s", "failures < 2%"]
     assert limits_of("--limit", LIMITS[1], VLLM_LOCUST_LIMIT=LIMITS[0]) == ["failures < 1%"]
     assert limits_of() == []
+
+
+@pytest.mark.parametrize("option", [option for option in OPTIONS if option.form], ids=lambda option: str(option.flag))
+def test_help_fits_a_field_of_the_web_form(option: Option) -> None:
+    assert len(f"{option.flag[2:]} ({option.help})") <= LONGEST_LABEL

@@ -159,7 +159,7 @@ class Master:
         self.live: set[str] = set()
         self.server = Live(self.snapshot)
         self.server._told_s = -1e9
-        self.key, self.next, self.shown = "", 0, list[dict[str, Any]]()
+        self.version, self.next, self.shown = "", 0, list[dict[str, Any]]()
 
     def snapshot(self) -> Snapshot:
         return Snapshot(
@@ -180,7 +180,6 @@ class Master:
         elif self.recording is None:
             return
         elif action in ("report", "seal") and self.running:
-            self.live.add(worker)  # a master notes who is back within a second
             self._report(worker, sealed=action == "seal")
         elif action == "lose":
             self.live.discard(worker)
@@ -221,16 +220,9 @@ class Master:
     def poll(self) -> None:
         """Do what the page does."""
         self.server._told_s = -1e9  # as if a second had passed
-        before = self.state
-        told = json.loads(self.server.picture(self.key, self.next))
-        if told["run"] != self.key or told["state"] != before == "running":
-            self.shown = []
-            told = json.loads(self.server.picture())
-        self.state = told["state"]
-        self.key, self.next = told["run"], told["next"]
+        told = json.loads(self.server.picture(self.version, self.next))
+        self.version, self.next = told["version"], told["next"]
         self.shown = [column for column in self.shown if column["index"] < told["from"]] + told["columns"]
-
-    state = "none"
 
 
 AT_THE_LATEST_NS = 1000 * NS_PER_S
@@ -263,7 +255,7 @@ def test_columns_that_last_do_not_travel_again() -> None:
         master.act("seal", "b")
     master.act("report", "a")
     first = json.loads(master.server.picture())
-    again = json.loads(master.server.picture(first["run"], first["next"]))
+    again = json.loads(master.server.picture(first["version"], first["next"]))
     assert (first["next"], len(first["columns"])) == (5, 6)
     assert [column["index"] for column in again["columns"]] == [5]
 

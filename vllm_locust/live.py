@@ -7,7 +7,7 @@ as text; those that may are made anew.
 import json
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import gevent
@@ -42,16 +42,17 @@ class Told:
     """What a picture has of the moment itself."""
 
     def is_of(self, now: Snapshot) -> bool:
-        """Tell whether it is of the same run, which goes on or not as it did then."""
-        return self.recording is now.recording and self.running == now.running
+        """Tell whether it is of the same run, which goes on, or is over and summed up, as it was then."""
+        summed_up = now.summary is None or now.summary is self.summary
+        return self.recording is now.recording and self.running == now.running and summed_up
 
 
 @dataclass(slots=True)
-class _Kept:
-    """Columns that will not change any more, as text: of a recording that goes on or not, so many windows each."""
+class _Column:
+    """A column that will not change any more, unless a worker tells of one of its windows after all."""
 
-    of: tuple[Recording | None, bool, int]
-    texts: list[str] = field(default_factory=list)
+    states: int
+    text: str
 
 
 class Live:
@@ -63,7 +64,11 @@ class Live:
         self._watch = Watch()
         self._told: Told | None = None
         self._told_s = 0.0
-        self._kept = _Kept((None, False, 1))
+        self._kept: list[_Column] = []
+        self._kept_of: tuple[Recording | None, bool, int] = (None, False, 1)
+        """A recording, whether it goes on, and how many windows a column covers."""
+        self._version = 0
+        """Of the columns that are kept: another one when any of them has changed."""
         self._lock = RLock()
 
     def told(self) -> Told | None:
@@ -84,7 +89,8 @@ class Live:
             "state": "running" if now.running else "stopped",
             "now_s": now.age_s,
             "warming_up": now.warming_up,
-            "users": now.users, "workers": now.workers,
+            "users": now.users,
+            "workers": now.workers,
         }
         if now.running:
             moment["in_flight"] = progress.in_flight(recording, now.live_workers)
@@ -95,19 +101,22 @@ class Live:
         window = overview.rows(window_of(recording, closed - 1, meta)) if closed else []
         return Told(recording, meta, summary, now.running, window, closed, moment)
 
-    def picture(self, run: str = "", first: int = 0) -> str:
-        """Return the text of a picture; for who has that of a `run`, without its columns before the `first`."""
+    def picture(self, version: str = "", first: int = 0) -> str:
+        """Return the text of a picture; for who has a version of it, without the columns before the `first`."""
         told = self.told()
         if told is None:
             return json.dumps({"run": "", "state": "none", "columns": [], "from": 0, "next": 0})
         texts, lasting, every = self._columns_of(told)
-        key = f"{told.recording.run}.{told.recording.epoch}.{every}"
-        first = min(first, lasting) if run == key else 0
+        now = f"{told.recording.run}.{self._version}"
+        first = min(first, lasting) if version == now else 0
         frame = {
             **picture.frame(told.recording, told.meta, told.summary),
             "tables": picture.tables(told.meta, told.summary, told.last_window),
             **told.moment,
-            "run": key, "every": every, "from": first, "next": lasting,
+            "version": now,
+            "every": every,
+            "from": first,
+            "next": lasting,
         }
         return f'{json.dumps(frame, allow_nan=False)[:-1]}, "columns": [{", ".join(texts[first:])}]}}'
 
@@ -123,16 +132,36 @@ class Live:
         every = picture.windows_per_column(told.recording.window_count)
         lasting = told.closed // every if told.running else -(-told.closed // every)
         with self._lock:
-            kept = self._kept
-            if kept.of != (told.recording, told.running, every):
-                kept = self._kept = _Kept((told.recording, told.running, every))
-            del kept.texts[lasting:]  # a worker that was lost and is back has more to say
+            self._drop_changed((told.recording, told.running, every), lasting)
             columns = picture.columns(
                 *(told.recording, told.meta.generator_limits),
-                every=every, first=len(kept.texts), closed=told.closed,
+                every=every,
+                first=len(self._kept),
+                closed=told.closed,
             )
             later: list[str] = []
             for column in columns:
-                (kept.texts if column["index"] < lasting else later).append(json.dumps(column, allow_nan=False))
+                text = json.dumps(column, allow_nan=False)
+                if column["index"] < lasting:
+                    self._kept.append(_Column(_states(told.recording, every, column["index"]), text))
+                else:
+                    later.append(text)
                 gevent.sleep(0)  # streams must be read while a long run is drawn
-            return [*kept.texts, *later], lasting, every
+            return [*(column.text for column in self._kept), *later], lasting, every
+
+    def _drop_changed(self, of: tuple[Recording, bool, int], lasting: int) -> None:
+        """Drop what is kept from the first column on that has changed: a worker that was cut off has told the rest."""
+        recording, _, every = of
+        same = of == self._kept_of
+        unchanged = next(
+            (i for i, column in enumerate(self._kept) if column.states != _states(recording, every, i)), len(self._kept)
+        )
+        unchanged = min(unchanged, lasting) if same else 0
+        if unchanged < len(self._kept) or not same:
+            self._version += 1
+        del self._kept[unchanged:]
+        self._kept_of = of
+
+
+def _states(recording: Recording, every: int, column: int) -> int:
+    return sum(recording.states[index] for index in range(column * every, (column + 1) * every))

@@ -42,8 +42,7 @@ OPTIONS = (
     Option("--results", "Where runs are saved; default: results", default="results", metavar="DIR"),
     Option(
         "--request-rate",
-        "Requests per second, whatever is in flight, like 20, or stretches: 5 for 60s, to 50 over "
-        "2m, 50; default: users ask again once answered",
+        "Requests per second, like 20, or 5 for 60s, to 50 over 2m; default: users ask again once answered",
         form=True,
         metavar="RATE",
     ),
@@ -56,6 +55,7 @@ OPTIONS = (
     Option(
         "--burstiness",
         "Shape of gamma arrivals, as in vllm bench serve: 1 is Poisson, below 1 burstier",
+        form=True,
         metavar="SHAPE",
     ),
     Option(
@@ -66,8 +66,7 @@ OPTIONS = (
     Option("--trace-speed", "How much faster than its trace the run is; default: 1", metavar="FACTOR"),
     Option(
         "--max-in-flight",
-        "At a request rate: most streams at once over all workers; what waits for its turn counts "
-        "in queue; default: no cap",
+        "At a request rate: most streams at once over all workers, others wait in queue; default: no cap",
         form=True,
         metavar="N",
         alias="--max-concurrency",
@@ -86,9 +85,7 @@ OPTIONS = (
     ),
     Option(
         "--warmup",
-        "How long requests are left out of latencies and rates at the beginning; default: a tenth "
-        "of the run, 30s at most, and no longer than until all users have finished a request; "
-        "none for a fixed number of requests",
+        "How long requests are left out at first; default: until each user has an answer, a tenth of -t at most",
         form=True,
         metavar="TIME",
     ),
@@ -160,8 +157,8 @@ OPTIONS = (
     ),
     Option(
         "--goodput",
-        'What a good request has to meet, like "ttft < 300ms, tpot < 50ms", of a part like "long: ttft < 2s"; '
-        "repeatable",
+        'What a good request meets, like "ttft < 300ms, tpot < 50ms", of a part "long: ttft < 2s"; repeatable',
+        form=True,
         metavar="LIMITS",
         repeatable=True,
     ),

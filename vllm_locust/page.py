@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 ASSETS = Path(__file__).parent / "assets"
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "charts.js", "paint.js", "chart.js", "llm.js")
+"""In this order one script, which begins by drawing."""
 _PLACE = re.compile(r"/\*(css|js|picture)\*/")
 
 
@@ -24,7 +26,7 @@ def page(picture: dict[str, Any] | None) -> str:
 def _parts() -> dict[str, str]:
     return {
         "css": _read("uplot/uPlot.min.css") + _read("llm.css"),
-        "js": _read("uplot/uPlot.iife.min.js") + _read("llm.js"),
+        "js": "\n".join(map(_read, _SCRIPTS)),
     }
 
 

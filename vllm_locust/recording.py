@@ -17,6 +17,7 @@ What it does not do: keep samples, know what a metric means, or look at a clock.
 
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Container, Iterable, Iterator
 from itertools import chain, pairwise
 from typing import Any
@@ -287,6 +288,8 @@ class Recording:
         self._open: dict[tuple[str, int], list[WireCell]] = {}
         self._seqs: dict[tuple[str, int], int] = {}
         self._sealed: dict[str, int] = {}
+        self.states: Counter[int] = Counter()
+        """How many states of each window were merged: a worker that was cut off tells of one long after the others."""
         self._within: Cells = {}
         """The sealed states of the windows that `within` has added up."""
         self._within_range = range(0)
@@ -314,6 +317,7 @@ class Recording:
         if state.index < self._sealed[worker] or state.seq <= self._seqs.get(place, -1):
             return
         self.gauges[place] = state.gauges
+        self.states[state.index] += 1
         if state.sealed:
             self._open.pop(place, None)
             self._seqs.pop(place, None)

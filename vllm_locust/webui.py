@@ -147,7 +147,7 @@ def add_pages(web_ui: WebUI, live: Live, base_path: str) -> None:
         return Response(page(None), mimetype="text/html")
 
     def picture() -> Response:
-        return _compressed(live.picture(request.args.get("run", ""), request.args.get("from", 0, type=int)))
+        return _compressed(live.picture(request.args.get("version", ""), request.args.get("from", 0, type=int)))
 
     def saved() -> Response:
         return _file("charts.html", [page(json.loads(live.picture()))], "text/html")
@@ -224,7 +224,7 @@ def _rows_of_tabs(told: Told | None, charts: str) -> Iterator[Sequence[Sequence[
 def _llm_rows(told: Told) -> Iterator[Sequence[object]]:
     """Yield the rows of the report, of the run and of its last window, and in words what else there is to say."""
     summary, empty = told.summary, [""] * (len(overview.HEADS) - 2)
-    for of, rows in (("run", overview.rows(summary)), ("last\N{NO-BREAK SPACE}window", told.last_window)):
+    for of, rows in (("run", overview.rows(summary)), ("window", told.last_window)):
         yield from ([of, *row, ""] for row in rows)
     for outcome, number, share in picture.outcome_rows(summary):
         yield ["outcome", outcome, number, *empty, share]

@@ -159,6 +159,8 @@ def test_a_run_from_the_ui_streams_from_the_simulator_and_is_saved(stack: Stack)
     assert browser.swarm(user_count="4", spawn_rate="4", parts="short")["success"]
     wait_for(lambda: served(simulated)["completed"] >= 8, "streams")
     wait_for(lambda: "vllm_locust_ttft_seconds_bucket" in get(f"{stack.url('master', 9646)}/metrics"), "metrics")
+    assert "chart" in get(f"{browser.url}/llm")
+    wait_for(lambda: json.loads(get(f"{browser.url}/llm/picture"))["columns"], "columns of charts")
     browser.post("stop")
     wait_for(lambda: list((stack.folder / "results").glob("*/run.json")), "saved run")
     run = saved(stack.folder)
@@ -246,6 +248,8 @@ def test_target_names_a_server_of_your_own() -> None:
         assert interpolated(host) == "http://simulator:8000"
         assert interpolated(host, TARGET="") == "http://simulator:8000"
         assert interpolated(host, TARGET="http://my-server:8000") == "http://my-server:8000"
+    for name in (*OURS, "prometheus"):  # who talk to it may also find it on this machine
+        assert SERVICES[name]["extra_hosts"] == ["host.docker.internal:host-gateway"]
 
 
 @pytest.mark.skipif(not PROMETHEUS, reason=NO_PROMETHEUS)

@@ -1,4 +1,5 @@
-"""Measures what workers cost their master: its share of a core with 1, 8 and 64 of them, and how large a report gets.
+"""Measures what workers cost their master: its share of a core with 1, 8 and 64 of them, how large a report gets, and
+how long a scrape takes meanwhile.
 
 A real Locust master, started as users start it, and one process that plays all workers: Locust's own worker runners and
 ours, each with a recorder of its own, which is filled with samples where a worker would stream. The same without
@@ -9,6 +10,7 @@ import argparse
 import itertools
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -41,6 +43,11 @@ from vllm_locust.slowest import Slow
 _SETTLE_S = 3
 _SCRAPE_S = 5
 """As in docker-compose.yml."""
+_PROMETHEUS = {
+    "Accept": "application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+    "Accept-Encoding": "gzip",
+}
+"""How Prometheus asks."""
 _USERS = 16
 """Locust users per worker; they do nothing."""
 _LOCUSTFILES = {
@@ -220,6 +227,8 @@ class Found:
     """Of reports, in bytes."""
     lost: int
     """By how many samples the saved run differs from what was sent."""
+    scrapes_s: list[float]
+    """How long each scrape took, from the request to the last byte; none of Locust alone."""
 
 
 def measure(kind: str, workers: int, seconds: float, events_per_s: int, server: str) -> Found:
@@ -231,24 +240,29 @@ def measure(kind: str, workers: int, seconds: float, events_per_s: int, server: 
                 assert reporters.stdout is not None
                 assert reporters.stdout.readline() == "running\n", "the workers did not start"
                 time.sleep(_SETTLE_S)
-                share = _cpu_share(master, seconds, metrics)
+                share, scrapes_s = _watch(master, seconds, metrics)
                 master.send_signal(signal.SIGINT)
                 sent = json.loads(reporters.stdout.readline())
                 master.wait(60)
             finally:
                 reporters.kill()
-        return Found(share, sent["sizes"], _lost(sent["samples"], Path(name)) if metrics else 0)
+        return Found(share, sent["sizes"], _lost(sent["samples"], Path(name)) if metrics else 0, scrapes_s)
 
 
-def _cpu_share(process: "subprocess.Popen[bytes]", seconds: float, metrics: int | None) -> float:
-    """Return the share of a core that a process takes, scraped as Prometheus would where it has metrics."""
+def _watch(process: "subprocess.Popen[bytes]", seconds: float, metrics: int | None) -> tuple[float, list[float]]:
+    """Return the share of a core that a process takes, scraped as Prometheus would where it has metrics, and how long
+    the scrapes took."""
     before_s, start_s = _cpu_s(process), time.monotonic()
+    scrapes_s = []
     scrapes = max(1, round(seconds / _SCRAPE_S))
     for _ in range(scrapes):
         time.sleep(seconds / scrapes)
         if metrics:
-            urllib.request.urlopen(f"http://127.0.0.1:{metrics}/metrics").read()
-    return (_cpu_s(process) - before_s) / (time.monotonic() - start_s)
+            asked_s = time.monotonic()
+            request = urllib.request.Request(f"http://127.0.0.1:{metrics}/metrics", headers=_PROMETHEUS)
+            urllib.request.urlopen(request).read()
+            scrapes_s.append(time.monotonic() - asked_s)
+    return (_cpu_s(process) - before_s) / (time.monotonic() - start_s), scrapes_s
 
 
 def _cpu_s(process: "subprocess.Popen[bytes]") -> float:
@@ -309,7 +323,10 @@ def _server() -> Iterator[str]:
 def _told(found: Found) -> list[str]:
     """Return the columns about reports, none for Locust alone."""
     sizes = sorted(found.sizes)
-    return [f"{sizes[len(sizes) // 2] / 1000:.1f}", f"{sizes[-1] / 1000:.1f}", str(found.lost)] if sizes else []
+    if not sizes:
+        return []
+    scrapes = [f"{seconds * 1000:.0f}" for seconds in (statistics.median(found.scrapes_s), max(found.scrapes_s))]
+    return [f"{sizes[len(sizes) // 2] / 1000:.1f}", f"{sizes[-1] / 1000:.1f}", str(found.lost), *scrapes]
 
 
 def _row(first: str, *cells: object) -> str:
@@ -332,7 +349,17 @@ def main() -> int:
     kinds = [kind for kind in _LOCUSTFILES if kind == "vllm-locust" or not options.ours_only]
     lost = 0
     with _server() as server:
-        print(_row("", "workers", "share of a core", "ms/s per worker", "report, KB", "largest", "lost"), flush=True)
+        heads = (
+            "workers",
+            "share of a core",
+            "ms/s per worker",
+            "report, KB",
+            "largest",
+            "lost",
+            "scrape, ms",
+            "slowest",
+        )
+        print(_row("", *heads), flush=True)
         for kind, count in itertools.product(kinds, counts):
             found = measure(kind, count, options.seconds, options.events, server)
             print(

@@ -19,6 +19,7 @@ from processes import ROOT, Process, assert_clean, headless, locust, process, sa
 from vllm_locust import (
     cli,
     evidence,
+    families,
     fidelity,
     histogram,
     judgement,
@@ -45,7 +46,7 @@ from vllm_locust.quantity import NS_PER_S, duration_s
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
 from vllm_locust.scenario import Given
 from vllm_locust.slowest import Slow
-from vllm_locust.summary import fidelity_of, slowest_of
+from vllm_locust.summary import Meta, fidelity_of, slowest_of
 from vllm_locust.timeline import METRICS, Outcome, Unit
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.workers import Seen
@@ -506,6 +507,16 @@ def test_readme_defines_as_the_definitions_do() -> None:
     assert [row[0] for row in rows] == ["`ttft`", "`itl`", "`itl_max`", "`tpot`", "`e2el`"]
 
 
+def test_the_families_listed_are_those_of_the_code(*, update_golden: bool) -> None:
+    """`pytest tests/test_docs.py --update-golden` writes the table anew."""
+    told = section("In Prometheus", DEFINITIONS)
+    listed = re.findall(r"^\|.*\n", told, re.MULTILINE)
+    if update_golden:
+        (ROOT / "docs" / "metrics.md").write_text(DEFINITIONS.replace("".join(listed), families.markdown()))
+    else:
+        assert "".join(listed) == families.markdown()
+
+
 def test_the_families_listed_are_those_that_can_be_exported() -> None:
     cell = Cell()
     for name in (*METRICS, "uncertainty"):
@@ -517,17 +528,17 @@ def test_the_families_listed_are_those_that_can_be_exported() -> None:
     recording, gauges = Recording("run", 0, NS_PER_S), Gauges(span_ns=NS_PER_S, core_wait_ns=0)
     window = WindowState(index=0, seq=1, sealed=True, gauges=gauges, cells=to_wire({Key("short", "chat"): cell}))
     recording.merge(Report(run="run", epoch=0, worker="w", seq=1, now_ns=0, windows=[window], failures=[]))
-    snapshot = Snapshot(recording=recording, running=True, users=1, workers=1, live_workers=("w",))
+    snapshot = Snapshot(recording=recording, running=True, users=1, workers=1, live_workers=("w",), meta=Meta())
     exported = {}
     for family in Exporter(lambda: snapshot).collect():
         labels = {label for sample in family.samples for label in sample.labels} - {"le"}
         exported[family.name + "_total" * (family.type == "counter")] = (family.type, labels)
-    listed = {row[0].strip("`"): (row[1], set(row[2].split(", ")) - {"", "|"}) for row in rows_of_families()}
+    listed = {row[0].strip("`"): (row[1], set(row[3].split(", ")) - {"–"}) for row in rows_of_families()}
     assert listed == exported
 
 
 def rows_of_families() -> list[list[str]]:
-    return [[*row, ""][:3] for row in table(section("In Prometheus", DEFINITIONS))]
+    return table(section("In Prometheus", DEFINITIONS))
 
 
 def test_the_limits_that_the_definitions_show_are_limits_and_need_as_many_samples(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from collections import Counter
 from functools import partial
 from typing import TYPE_CHECKING
 from urllib.parse import urlencode
@@ -23,13 +24,18 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
+from vllm_locust import exporter
+from vllm_locust.arrivals import Arrivals, Segment
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
-from vllm_locust.exporter import BOUNDS_S, HISTOGRAMS, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot
+from vllm_locust.exporter import BOUNDS_S, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot
+from vllm_locust.families import HISTOGRAMS
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.listener import serve
+from vllm_locust.load import Load
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Gauges, Recording, Report, WindowState, to_wire
+from vllm_locust.summary import Meta
 from vllm_locust.timeline import METRICS
 
 if TYPE_CHECKING:
@@ -54,6 +60,9 @@ class Master:
 
     def __init__(self) -> None:
         self.recording: Recording | None = None
+        self.before: tuple[Recording, ...] = ()
+        self.scenarios: dict[str, None] = {}
+        self.meta: Meta | None = None
         self.running = False
         self.users = self.workers = 0
         self.live: tuple[str, ...] = ("w",)
@@ -63,21 +72,26 @@ class Master:
     def snapshot(self) -> Snapshot:
         return Snapshot(
             recording=self.recording,
+            before=self.before,
             running=self.running,
             users=self.users,
             workers=self.workers,
             live_workers=self.live,
             limits=self.limits,
+            scenarios=tuple(self.scenarios),
+            meta=self.meta,
         )
 
     def start(self, run: str, epoch: int = 0) -> None:
+        if self.recording is not None and self.recording not in self.before:
+            self.exporter.retire(self.recording)
         self.recording = Recording(run, epoch, 10 * NS_PER_S)
         self.running, self.users, self.workers = True, 5, 1
 
     def stop(self) -> None:
         self.running, self.users = False, 0
 
-    def report(
+    def report(  # noqa: PLR0913 - what differs between tests
         self,
         cells: Cells,
         *,
@@ -85,20 +99,25 @@ class Master:
         index: int = 0,
         seq: int = 1,
         sealed: bool = False,
+        streams: list[tuple[str, str, int]] | None = None,
+        recording: Recording | None = None,
         **gauges_seen: int,
     ) -> None:
-        assert self.recording is not None
+        recording = recording or self.recording
+        assert recording is not None
         gauges = Gauges(late=1, plugin_errors=2, **gauges_seen)
         window = WindowState(index=index, seq=seq, sealed=sealed, gauges=gauges, cells=to_wire(cells))
-        known = self.recording.merge(
+        self.scenarios |= dict.fromkeys(cell.key.scenario for cell in window.cells)
+        known = recording.merge(
             Report(
-                run=self.recording.run,
-                epoch=self.recording.epoch,
+                run=recording.run,
+                epoch=recording.epoch,
                 worker=worker,
                 seq=seq,
                 now_ns=seq,
                 windows=[window],
                 failures=[],
+                in_flight=streams or [],
             )
         )
         assert known
@@ -157,7 +176,7 @@ def scrape(url: str) -> Series:
     return series
 
 
-def one(series: Series, name: str, **labels: str) -> float | None:
+def one(series: Series, name: str, /, **labels: str) -> float | None:
     """Return the value of one series, absent where it is."""
     return series.get((f"vllm_locust_{name}", frozenset(labels.items())))
 
@@ -197,10 +216,12 @@ def test_case_64_before_the_first_sample_nothing_but_the_state_is_there(master: 
     cell = Cell()
     cell.count("sent")
     cell.count("tokens_received", 0)
-    master.report({SHORT: cell}, seq=2)
+    master.report({SHORT: cell}, seq=2, streams=[("short", "chat", 1)])
     series = scrape(url)
     assert names(series) == ALWAYS | {
         "vllm_locust_requests_sent_total",
+        "vllm_locust_requests_failed_total",
+        "vllm_locust_requests_total",
         "vllm_locust_streams_in_flight",
         "vllm_locust_longest_silence_seconds",
         "vllm_locust_plugin_errors_total",
@@ -222,6 +243,28 @@ def test_case_31_how_long_the_quietest_stream_is_silent_is_told_of_those_in_flig
     assert one(scrape(url), "longest_silence_seconds") == 31
     master.stop()
     assert one(scrape(url), "longest_silence_seconds") is None
+
+
+def test_case_31_streams_in_flight_are_those_of_live_workers_and_none_after_the_stop(master: Master, url: str) -> None:
+    """What a lost worker had in flight is gone, though its requests never end in any counter."""
+    master.start("a")
+    master.live = ("w", "x")
+    cell = Cell(counters={"sent": 9})
+    master.report({SHORT: cell}, streams=[("other one", "completions", 4), ("short", "chat", 3)], seq=2)
+    master.report({SHORT: cell}, streams=[("short", "chat", 9)])  # older, and late
+    master.report({SHORT: cell}, worker="x", streams=[("short", "chat", 20)])
+    both = scrape(url)
+    assert one(both, "streams_in_flight", **CHAT) == 23
+    assert one(both, "streams_in_flight", scenario="other one", endpoint="completions") == 4
+    master.live = ("w",)
+    assert one(scrape(url), "streams_in_flight", **CHAT) == 3
+    master.live = ()
+    assert one(scrape(url), "streams_in_flight", **CHAT) == 0
+    master.live = ("w", "x")
+    master.stop()
+    stopped = scrape(url)
+    assert one(stopped, "streams_in_flight", **CHAT) == 0
+    assert one(stopped, "streams_in_flight", scenario="other one", endpoint="completions") is None
 
 
 def test_case_64_window_percentiles_are_there_only_for_a_closed_window_with_samples(master: Master, url: str) -> None:
@@ -255,9 +298,9 @@ def test_case_64_after_the_stop_state_is_zero_and_totals_stay_until_a_new_start_
     master: Master, url: str
 ) -> None:
     cell = ok_requests(3)
-    cell.count("sent", 2)  # never ended: their worker was lost
+    cell.count("sent", 2)
     master.start("a")
-    master.report({SHORT: cell}, sealed=True)
+    master.report({SHORT: cell}, sealed=True, streams=[("short", "chat", 2)])
     during = scrape(url)
     assert one(during, "streams_in_flight", **CHAT) == 2
     master.stop()
@@ -304,7 +347,7 @@ def test_case_58_a_second_run_adds_and_scenarios_of_the_first_are_not_live(maste
     master.stop()
     first = master.recording
     assert first is not None
-    master.start("b")  # without a word to the exporter: the next scrape sees it
+    master.start("b")
     long = Key("long", "completions")
     master.report({long: ok_requests(30)})
     for _ in range(2):
@@ -326,29 +369,146 @@ def test_a_retired_recording_that_stays_current_is_counted_once(master: Master, 
     assert scrape(url) == running
 
 
-STEPS = st.lists(st.sampled_from(["grow", "scrape", "reset", "run", "retire, then run"]), max_size=12)
+def counted(number: int) -> Cell:
+    """Return a cell with so many requests, cheaply."""
+    cell = Cell()
+    cell.histogram("ttft").add(40 * MS, number)
+    cell.count("sent", number)
+    cell.count("outcome|http_5xx|500", number)
+    return cell
+
+
+WORKERS, SCENARIOS = ("w", "x"), ("a", "b", "c", "d")
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("report"), st.sampled_from(WORKERS), st.sampled_from(SCENARIOS)),
+        st.tuples(st.just("late report"), st.sampled_from(WORKERS), st.sampled_from(SCENARIOS)),
+        st.tuples(st.just("old report"), st.sampled_from(WORKERS), st.sampled_from(SCENARIOS)),
+        st.tuples(st.sampled_from(["seal", "lose"]), st.sampled_from(WORKERS), st.just("")),
+        st.tuples(st.sampled_from(["reset", "settle", "run", "stop", "scrape"]), st.just(""), st.just("")),
+    ),
+    max_size=25,
+)
+
+
+class Story:
+    """What happens to a master, step by step, and what it must have counted in the end."""
+
+    def __init__(self) -> None:
+        self.master = Master()
+        self.master.live = WORKERS
+        self.total: Counter[str] = Counter()
+        self._number = self._seq = 0
+        self._cells: dict[tuple[str, int, str], Cells] = {}
+        self._index: Counter[tuple[str, int, str]] = Counter()
+        self.master.start("0")
+
+    def happens(self, step: str, worker: str, scenario: str) -> None:
+        master, current = self.master, self.master.recording
+        assert current is not None
+        if step == "report":
+            self._report(current, worker, scenario)
+        elif step == "late report" and master.before:
+            self._report(master.before[-1], worker, scenario)
+        elif step == "old report":
+            stale = Recording("long ago", 0, 10 * NS_PER_S)
+            report = Report(run=stale.run, epoch=0, worker=worker, seq=self._seq, now_ns=0, windows=[], failures=[])
+            assert not current.merge(report)
+        elif step == "seal":
+            self._report(current, worker, SCENARIOS[0], sealed=True)
+        elif step == "lose":
+            master.live = tuple(name for name in WORKERS if name != worker)
+        elif step == "reset":
+            master.before = (*master.before, current)
+            master.start(current.run, current.epoch + 1)
+        elif step == "settle" and master.before:
+            settled, *rest = master.before
+            master.before = tuple(rest)
+            master.exporter.retire(settled)
+        elif step == "run":  # a reset may be under way
+            self._number += 1
+            master.start(str(self._number))
+            master.live = WORKERS
+        elif step == "stop":
+            master.stop()
+
+    def _report(self, recording: Recording, worker: str, scenario: str, *, sealed: bool = False) -> None:
+        """Report the whole state of the open window, in which three more requests have ended."""
+        place = (recording.run, recording.epoch, worker)
+        self._seq += 1
+        cells = self._cells.setdefault(place, {})
+        cells.setdefault(Key(scenario, "chat"), Cell()).merge(counted(3))
+        self.total[scenario] += 3
+        index = self._index[place]
+        self.master.report(cells, recording=recording, worker=worker, index=index, seq=self._seq, sealed=sealed)
+        if sealed:
+            self._index[place] += 1
+            del self._cells[place]
 
 
 @given(STEPS)
-def test_totals_never_fall_and_end_at_the_sum_of_everything(steps: list[str]) -> None:
-    master, run, epoch, seq, total, part = Master(), 0, 0, 0, 0, 0
-    last = 0.0
-    master.start("0")
-    for step in [*steps, "scrape"]:
-        if step == "grow":
-            seq, part, total = seq + 1, part + 3, total + 3
-            master.report({SHORT: ok_requests(part)}, seq=seq)
-        elif step == "scrape":
-            now = one(collected(master), "requests_sent_total", **STEADY) or 0.0
-            assert now >= last
-            last = now
-        else:
-            assert master.recording is not None
-            if step != "run" or last < total:  # a change that no scrape will see must be told
-                master.exporter.retire(master.recording)
-            run, epoch, part = (run, epoch + 1, 0) if step == "reset" else (run + 1, 0, 0)
-            master.start(str(run), epoch)
-    assert last == total
+def test_case_57_totals_never_fall_and_a_scrape_changes_nothing(steps: list[tuple[str, str, str]]) -> None:
+    """Whatever happens, and however many scenarios there are; the other story has the same steps without a scrape."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exporter, "MAX_SCENARIOS", 2)
+        scraped, alone = Story(), Story()
+        before: Series = {}
+        for step in [*steps, ("scrape", "", "")]:
+            if step[0] == "scrape":
+                now = collected(scraped.master)
+                assert all(now.get(key, -1) >= value for key, value in before.items() if is_total(key[0]))
+                before = now
+            else:
+                scraped.happens(*step)
+                alone.happens(*step)
+        assert before == collected(alone.master)
+    for name in ("requests_sent_total", "requests_failed_total", "requests_total", "ttft_seconds_count"):
+        named = {key: value for key, value in before.items() if key[0] == f"vllm_locust_{name}"}
+        found = [value for key, value in named.items() if dict(key[1]).get("outcome") != "ok"]
+        assert sum(found) == sum(alone.total.values())
+        assert len(found) == min(len(alone.total), 3)
+
+
+ZEROS = {"requests_sent", "requests_failed", "input_tokens", "output_tokens", "failed_output_tokens", "token_events"}
+COUNTED = ZEROS | {"requests_scheduled", "requests_dropped", "requests_good"}
+
+
+def test_case_57_counters_of_known_parts_begin_at_zero_so_that_rate_sees_the_first_increase(
+    master: Master, url: str
+) -> None:
+    master.exporter.expect([("short", "chat")], Load(warmup_ns=5), good=False)
+    series = scrape(url)
+    ok = {"outcome": "ok", "status": "200"}
+    for phase in ("warmup", "steady"):
+        labels = {**CHAT, "phase": phase}
+        assert {name for name in COUNTED if one(series, f"{name}_total", **labels) == 0} == ZEROS
+        assert one(series, "requests_total", **labels, **ok) == 0
+    assert {one(series, f"{name}_total") for name in ("plugin_errors", "late_samples")} == {0}
+    assert not any("_seconds" in name or "streams" in name for name in names(series))
+    master.exporter.expect([("short", "chat")], Load(arrivals=Arrivals(profile=(Segment(1),))), good=True)
+    series = scrape(url)
+    assert {name for name in COUNTED if one(series, f"{name}_total", **STEADY) == 0} == COUNTED
+    master.start("a")
+    master.report({SHORT: counted(5)})
+    series = scrape(url)
+    assert one(series, "requests_failed_total", **STEADY) == one(series, "requests_sent_total", **STEADY) == 5
+    assert one(series, "requests_total", **STEADY, outcome="http_5xx", status="500") == 5
+    assert one(series, "requests_total", **STEADY, **ok) == 0
+    assert one(series, "requests_scheduled_total", **CHAT, phase="warmup") is None
+
+
+def test_one_series_says_what_the_run_is_whatever_its_names(master: Master, url: str) -> None:
+    assert "vllm_locust_run_info" not in names(scrape(url))
+    run = {"run": "f3446611", "name": HOSTILE, "scenario": HOSTILE, "target": "http://host:8000/v1", "version": "1"}
+    scenarios = dict.fromkeys(("First", "Second"), HOSTILE) | {"WithBodiesOfItsOwn": ""}
+    target = run["target"]
+    master.meta = Meta(run="f3446611", name=HOSTILE, scenarios=scenarios, target=target, plugin_version="1")
+    master.start("f3446611")
+    master.report({SHORT: ok_requests(3)}, sealed=True)
+    series = scrape(url)
+    assert one(series, "run_info", **run) == 1
+    others = {label for name, labels in series if name != "vllm_locust_run_info" for label, _ in labels}
+    assert others.isdisjoint({"run", "name", "target", "version"})
 
 
 def test_phases_are_a_label_of_counters_and_latencies_are_steady(master: Master, url: str) -> None:
@@ -394,7 +554,7 @@ def test_case_66_promtool_has_no_complaint_of_a_page_with_everything(master: Mas
     cells = {Key(HOSTILE, "chat"): cell, Key("", "completions", "retry"): cell}
     master.report(cells, worker=HOSTILE, sealed=True, **WORST)
     page = fetch(url)
-    assert page.count("# TYPE") == len(ALWAYS) + 2 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 8
+    assert page.count("# TYPE") == len(ALWAYS) + 2 + 3 + len(WORKER_FAMILIES) + len(HISTOGRAMS) + len(METRICS) + 9
     promtool(page)
 
 
@@ -414,6 +574,14 @@ def test_case_66_series_follow_neither_workers_that_are_gone_nor_requests_and_sc
     for worker in range(200):
         master.report({SHORT: ok_requests(50)}, worker=f"w{worker}")
     assert collected(master).keys() == few.keys()
+    assert {dict(labels).get("worker") for _, labels in collected(master)} == {None}
+    for number in range(0, 200, 40):  # one after the other takes the place of the last
+        master.live = (f"w{number}",)
+        master.report({SHORT: ok_requests(50)}, worker=f"w{number}", seq=2, sealed=True, **WORST)
+        told = {dict(labels).get("worker") for _, labels in collected(master)}
+        assert told == {None, f"w{number}"}
+    assert len(collected(master)) == len(few) + len(WORKER_FAMILIES) + len(QUANTILES) * len(METRICS)
+    master.live = ("w",)
     master.report({Key(f"s{i:03}", "chat"): ok_requests(1) for i in range(150)}, index=1, sealed=True)
     for _ in range(2):
         series = collected(master)

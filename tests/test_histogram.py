@@ -157,6 +157,21 @@ def test_merging_what_travels_is_merging_the_histogram(mine: list[int], theirs: 
     assert state(found) == expected
 
 
+@given(mine=lists, several=st.lists(st.tuples(lists, st.sampled_from([1, 256, 70_000])), min_size=1, max_size=5))
+def test_merging_many_of_what_travels_is_merging_one_after_the_other(
+    mine: list[int], several: list[tuple[list[int], int]]
+) -> None:
+    expected, found, wires = made_of(mine), made_of(mine), []
+    for theirs, times in several:
+        other = Histogram()
+        for value in theirs:
+            other.add(value, times)
+        expected.merge(other)
+        wires.append((other.planes(), other.count, other.sum, other.min, other.max))
+    found.merge_many(wires)
+    assert state(found) == state(expected)
+
+
 @given(numbers=lists, failed=st.integers(0, 100), q=quantiles)
 def test_failed_samples_count_as_infinite_and_show_only_where_the_rank_falls_among_them(
     numbers: list[int], failed: int, q: Fraction

@@ -84,7 +84,9 @@ LAYERS = [
         "options",
     ),
     *(
+        "families",
         "exporter",
+        "exposition",
         "listener",
         "users",
         "plan",
@@ -100,7 +102,7 @@ LAYERS = [
         "check",
         "demo",
     ),
-    *("simulated_faults", "simulated", "simulated_wire", "simulator", "faults", "cli", "__main__"),
+    *("simulated_faults", "simulated", "simulated_metrics", "simulated_wire", "simulator", "faults", "cli", "__main__"),
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
@@ -127,11 +129,22 @@ WITHOUT_GEVENT = [
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "figures", "summary", "verdict", "terminal", "results"),
     *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
-    *("incidents", "overview", "report", "picture", "sheet", "page", "simulated_faults", "simulated", "faults"),
+    *(
+        "incidents",
+        "overview",
+        "report",
+        "picture",
+        "sheet",
+        "page",
+        "families",
+        "simulated_faults",
+        "simulated",
+        "faults",
+    ),
 ]
 CONTACTS = {"users", "plan", "worker", "master", "pace", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""
-SERVER = {"simulated_faults", "simulated", "simulated_wire", "simulator"}
+SERVER = {"simulated_faults", "simulated", "simulated_metrics", "simulated_wire", "simulator"}
 """The embedded server stands alone: it knows what servers do, and nothing of how we measure."""
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
 from gevent.socket import AF_INET, AF_INET6, create_server, has_dualstack_ipv6
-from prometheus_client import CollectorRegistry, make_wsgi_app
+from prometheus_client import CollectorRegistry
 
 from vllm_locust.errors import InputError
+from vllm_locust.exposition import application
 
 _MAX_PORT = 65535
 _CLOSE_S = 0.2
@@ -45,7 +46,7 @@ def serve(registry: CollectorRegistry, port: int, host: str = "") -> Server:
     listener.settimeout(0)  # gevent accepts until that would block
     wsgi = WSGIServer(
         listener,
-        make_wsgi_app(registry),
+        application(registry),
         spawn=Pool(),  # without a pool, `stop` would leave open connections running
         log=None,
         environ={"SERVER_NAME": host or "localhost"},  # spares gevent a reverse DNS query

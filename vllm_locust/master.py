@@ -6,7 +6,7 @@ sends its final state, and the master waits for everyone who took part and is st
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,8 @@ _CONFIRM_NS = 2_000_000_000
 """How long the end waits for a worker that was told to start and has not said anything yet."""
 _MOST_MARKS = 1_000
 """A load shape may change the number of users each second, for a day."""
+_MOST_SCENARIOS = 1_000
+"""More of them are names of requests."""
 _CLOCK_OFF_S = 2.0
 """A wall clock that is further off is worth a remark; a message may take some of it."""
 
@@ -101,8 +103,10 @@ class Master:
         self.stop_ns: int | None = None
         self.log: Downloads | None = None
         """The log of requests, where one is wanted."""
-        self._before: Recording | None = None
-        """The recording of the epoch before a reset, as long as last reports of it may come."""
+        self.before: list[Recording] = []
+        """Recordings of epochs before a reset, as long as last reports of them may come."""
+        self.scenarios: dict[str, None] = {}
+        """All that this process has counted, in the order in which they were first heard of."""
         self._late = 0
         self._unreadable = 0
         """How many reports could not be read since the start."""
@@ -129,7 +133,8 @@ class Master:
         self._shape(self.recording)
         self.phase = Phase.RUNNING
         self.run_start_ns = self.start_ns = time.monotonic_ns()
-        self.stop_ns, self._before, self._late, self._unreadable = None, None, 0, 0
+        self.stop_ns, self._late, self._unreadable = None, 0, 0
+        self._note_scenarios(plan.parts)
         self.log = self._new_log(self.recording.run) if plan.settings.request_log else None
         self._done.clear()
         clients = self._clients()
@@ -204,7 +209,8 @@ class Master:
         if old is None or self.phase is not Phase.RUNNING:
             return None
         self.watch()  # who is gone takes no part in what comes
-        self._before, self.recording = old, Recording(old.run, old.epoch + 1, old.window_ns)
+        self.before.append(old)
+        self.recording = Recording(old.run, old.epoch + 1, old.window_ns)
         self.start_ns = time.monotonic_ns()
         at_ns = self.start_ns - self.run_start_ns
         self._shape(self.recording)
@@ -216,7 +222,7 @@ class Master:
             self._runner.send_message(RESET, message, client)
         while self._resetting() and time.monotonic_ns() < self.start_ns + _RESET_NS:
             gevent.sleep(POLL_S)
-        self._before = None
+        self.before.remove(old)
         return old
 
     def _resetting(self) -> bool:
@@ -313,12 +319,25 @@ class Master:
                 member.finished = True
                 if self.log is not None:
                     self.log.fetch(msg.node_id)
-        elif self._before is not None and self._before.merge(report) and member is not None and last:
+        elif self._merge_late(report) and member is not None and last:
             member.reset = True
+        self._note_scenarios(cell.key.scenario for window in report.windows for cell in window.cells)
         # Whatever is not final will have changed by the next report, and travels again in any case.
         if last or any(window.sealed for window in report.windows):
             ack = {"run": report.run, "epoch": report.epoch, "seq": report.seq}
             self._runner.send_message(ACK, ack, msg.node_id)
+        if isinstance(self._runner, MasterRunner):  # else this is the worker's own greenlet, which may not stop here
+            gevent.sleep(0)  # workers report at the same time: a scrape, say, need not wait for all of them
+
+    def _merge_late(self, report: Report) -> bool:
+        """Take a report of an epoch before a reset; returns whether it is of the last one."""
+        merged = [before for before in self.before if before.merge(report)]
+        return bool(merged) and merged[-1] is self.before[-1]
+
+    def _note_scenarios(self, names: Iterable[str]) -> None:
+        for name in names:
+            if len(self.scenarios) < _MOST_SCENARIOS:
+                self.scenarios.setdefault(name)
 
     def _note(self, client: str, member: Member, report: Report, wall_s: float) -> None:
         """Note what a report says of its worker."""

@@ -310,6 +310,18 @@ def tags(options: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:  # noqa: ANN4
     return tuple(parts or options.tags or ()), tuple(options.exclude_tags or ())
 
 
+def labels(
+    user_classes: Sequence[type], scenarios: dict[str, Scenario], kept_and_not: tuple[tuple[str, ...], tuple[str, ...]]
+) -> list[tuple[str, str]]:
+    """Return scenario and endpoint of all that these scenarios will send."""
+    return [
+        (part.name, cls.endpoint)
+        for cls in stream_classes(user_classes)
+        if cls.__name__ in scenarios
+        for part in scenarios[cls.__name__].only(*kept_and_not).parts
+    ]
+
+
 def _parts(
     scenarios: dict[str, Scenario], tags: tuple[str, ...], exclude: tuple[str, ...], of_tasks: set[str]
 ) -> tuple[str, ...]:

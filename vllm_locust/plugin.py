@@ -41,10 +41,12 @@ from vllm_locust.cluster import POLL_S, TICK_S
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
+from vllm_locust.load import Load
 from vllm_locust.master import Master
 from vllm_locust.pace import Pace
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
+from vllm_locust.scenario import Scenario
 from vllm_locust.terminal import printable
 from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
 from vllm_locust.worker import Worker
@@ -127,9 +129,9 @@ class Plugin:
         plan.generator_limits(self._options)
         plan.request_log(self._options)
         plan.timeouts(self._options)
+        self._exporter = exporter.Exporter(self._snapshot)
         self._fill_in()
         results.check_writable(self._results)
-        self._exporter = exporter.Exporter(self._snapshot)
         port = listener.port_of(self._options.prometheus_port)
         if port:
             listener.serve(self._exporter.registry, port)
@@ -190,6 +192,12 @@ class Plugin:
         if load.stages and load.arrivals is None:
             options.num_users = options.num_users or int(load.stages[0])
             options.spawn_rate = options.spawn_rate or max(load.stages)
+        # Before any run, so that Prometheus has seen counters at 0 when the first one begins.
+        self._expect(scenarios, load, good=bool(options.goodput or any(s.goodput for s in scenarios.values())))
+
+    def _expect(self, scenarios: dict[str, Scenario], load: Load, *, good: bool) -> None:
+        labels = plan.labels(self._environment.user_classes, scenarios, plan.tags(self._options))
+        self._exporter.expect(labels, load, good=good)
 
     # A run
 
@@ -200,13 +208,15 @@ class Plugin:
             self._pace.check(prepared.settings.load)
         except InputError as error:
             self._refuse_run(error)
-        if self._master.recording is not None:
-            self._exporter.retire(self._master.recording)
         self._written.wait()  # the run before may still be writing
         self._run = self._saved = self._log = None
         self._name, self._reset = self._options.name or "run", False
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
+        settings = prepared.settings
+        self._expect(prepared.scenarios, settings.load, good=settings.goodput is not None)
+        if self._master.recording is not None:  # at the last moment: what is retired counts no more reports
+            self._exporter.retire(self._master.recording)
         self._master.begin(prepared)
         self._pace.begin(prepared.settings.load)
 
@@ -406,6 +416,7 @@ class Plugin:
         running = master.phase in (Phase.RUNNING, Phase.FINISHING)
         return exporter.Snapshot(
             recording=master.recording,
+            before=tuple(master.before),
             running=running,
             users=self._runner.user_count if running else 0,
             workers=len(master.live_workers) if running else 0,
@@ -415,6 +426,7 @@ class Plugin:
             age_s=(time.monotonic_ns() - master.start_ns) / 1e9 if master.phase is Phase.RUNNING else None,
             meta=self._run.meta if self._run else self._meta() if master.recording else None,
             summary=self._run.summary if self._run else None,
+            scenarios=tuple(master.scenarios),
         )
 
 

@@ -10,7 +10,7 @@ A reset starts a new recorder; timelines that began under the old one end there,
 """
 
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
@@ -294,6 +294,7 @@ class Recorder:
     def report(self, now_ns: int) -> Report:
         """Return the whole state of each window that has changed since its last acknowledged report."""
         self.seq += 1
+        in_flight = Counter((progress.key.scenario, progress.key.endpoint) for progress in self._live.values())
         return Report(
             run=self.run,
             epoch=self.epoch,
@@ -303,6 +304,7 @@ class Recorder:
             windows=self._windows.report(self.seq),
             failures=list(self._failures.values()),
             slowest=self._slowest.report(self.seq),
+            in_flight=[(*labels, number) for labels, number in sorted(in_flight.items())],
         )
 
     def acknowledge(self, seq: int) -> None:

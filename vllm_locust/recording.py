@@ -140,6 +140,8 @@ class Report(msgspec.Struct, kw_only=True):
     """How many users have finished a request in this run."""
     taken: dict[str, int] = {}
     """How many requests of each user class have been taken, for whoever inherits the worker's rank."""
+    in_flight: list[tuple[str, str, int]] = []
+    """How many streams of each scenario and endpoint are in flight."""
     done: bool = False
     """Whether everything that it had to send has been sent and has ended."""
 
@@ -205,6 +207,21 @@ def _add(target: Cells, cells: Iterable[WireCell], metrics: Container[str] | Non
                 cell.histogram(metric).merge_planes(h.planes, h.count, h.sum, h.min, h.max)
         for name, number in wire.counters.items():
             cell.count(name, number)
+
+
+def _add_parts(target: Cells, parts: Iterable[list[WireCell]], metrics: Container[str] | None) -> None:
+    """Add what many workers have told of their open windows, each histogram in one go."""
+    found: dict[Key, dict[str, list[tuple[Planes, int, int, int | None, int | None]]]] = {}
+    for wire in chain.from_iterable(parts):
+        cell, histograms = target.setdefault(wire.key, Cell()), found.setdefault(wire.key, {})
+        for metric, h in wire.histograms.items():
+            if metrics is None or metric in metrics:
+                histograms.setdefault(metric, []).append((h.planes, h.count, h.sum, h.min, h.max))
+        for name, number in wire.counters.items():
+            cell.count(name, number)
+    for key, histograms in found.items():
+        for metric, several in histograms.items():
+            target[key].histogram(metric).merge_many(several)
 
 
 _PACKED_DECODER = msgspec.msgpack.Decoder(list[WireCell])
@@ -293,6 +310,7 @@ class Recording:
         self._within: Cells = {}
         """The sealed states of the windows that `within` has added up."""
         self._within_range = range(0)
+        self._in_flight: dict[str, tuple[int, list[tuple[str, str, int]]]] = {}
 
     def merge(self, report: Report) -> bool:
         """Take a report; whatever of it is already known, or older than what is known, changes nothing.
@@ -303,6 +321,8 @@ class Recording:
             self.stale += 1
             return False
         self._sealed.setdefault(report.worker, 0)
+        if report.seq > self._in_flight.get(report.worker, (-1,))[0]:
+            self._in_flight[report.worker] = report.seq, report.in_flight
         for window in sorted(report.windows, key=lambda state: state.index):
             self._take(report.worker, window)
         for failure in report.failures:
@@ -343,14 +363,17 @@ class Recording:
     def totals_of(self, metrics: Container[str] | None = None) -> Cells:
         """Everything so far, added up anew; given metrics, no histograms but theirs, which is that much cheaper."""
         cells = {key: cell.copy(metrics) for key, cell in self._sealed_totals.items()}
-        for part in self._open.values():
-            _add(cells, part, metrics)
+        _add_parts(cells, self._open.values(), metrics)
         return cells
 
     @property
     def workers(self) -> list[str]:
         """Names of all workers that ever reported."""
         return sorted(self._sealed)
+
+    def in_flight(self, worker: str) -> list[tuple[str, str, int]]:
+        """Return how many streams of each scenario and endpoint a worker had in flight when it last reported."""
+        return self._in_flight[worker][1] if worker in self._in_flight else []
 
     @property
     def window_count(self) -> int:
@@ -425,9 +448,8 @@ class Recording:
                 if index in self._within_range:
                     _add(self._within, self._folded.wire(index))
         cells = {key: cell.copy(metrics) for key, cell in self._within.items()}
-        for (_, index), part in self._open.items():
-            if index in self._within_range:
-                _add(cells, part, metrics)
+        parts = (part for (_, index), part in self._open.items() if index in self._within_range)
+        _add_parts(cells, parts, metrics)
         return cells
 
     def closed_windows(self, workers: Iterable[str] | None = None) -> int:

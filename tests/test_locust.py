@@ -412,10 +412,14 @@ def test_the_key_is_sent_and_never_shown_or_saved(tmp_path: Path) -> None:
         arguments = headless(tmp_path, url, "-u", "2", "-t", "2s", "--loglevel", "DEBUG")
         code, output = run(tmp_path, arguments)
         assert (code, "--api-key" in output) == (1, True)
-        code, output = run(tmp_path, [*arguments, "--api-key", secret])
+        code, output = run(tmp_path, [*arguments, "--api-key", secret, "--html-report"])
     assert code == 0
-    assert secret not in output
-    assert secret not in json.dumps(saved(tmp_path))
+    (page,) = (tmp_path / "results").glob("*/report.html")
+    assert [secret in text for text in (output, json.dumps(saved(tmp_path)), page.read_text())] == [False] * 3
+    command = saved(tmp_path)["meta"]["command"]
+    assert command.startswith("locust ")
+    assert command.endswith(" --api-key '***' --html-report")
+    assert command in page.read_text()
 
 
 def test_connections_are_kept_unless_new_ones_are_wanted(tmp_path: Path, server: str) -> None:
@@ -434,8 +438,15 @@ def test_a_long_ramp_up_is_remarked_on(tmp_path: Path, server: str) -> None:
 
 
 def test_the_saved_run_prints_the_same_report_again(tmp_path: Path, server: str) -> None:
-    _, output = run(tmp_path, headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", "--name", "baseline"))
+    load = ("-u", "2", "-r", "2", "-t", "2s", "--name", "baseline", "--html-report")
+    _, output = run(tmp_path, headless(tmp_path, server, *load))
     (path,) = (tmp_path / "results").glob("baseline_*/run.json")
+    page, again = path.with_name("report.html"), tmp_path / "again.html"
+    assert f"Page      results/{path.parent.name}/report.html\n" in output
     command = [sys.executable, "-m", "vllm_locust", "report", str(path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert printed.rstrip() in output
+    subprocess.run([*command, "--html", str(again)], check=True)
+    assert again.read_text() == page.read_text()
+    nowhere = subprocess.run([*command, "--html", str(tmp_path / "no" / "a.html")], capture_output=True, check=False)
+    assert (nowhere.returncode, b"Traceback" in nowhere.stderr) == (2, False)

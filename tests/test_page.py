@@ -108,7 +108,7 @@ def saved_picture(*names: str) -> Picture:
         target="http://somewhere:8000",
         parts=list(names),
         limits=["ttft p95 < 300ms", "itl p99 < 1h", "output_tokens_per_s > 10"],
-        load={"stages": [2, 4, 8]},
+        load={"stages": [2, 4, 8], "stage_s": 40},
     )
     told = picture.of_run(Run.of(recording_of(names), meta))
     return dict(json.loads(json.dumps(told, allow_nan=False)))
@@ -203,8 +203,10 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Show]:
 def test_all_of_a_saved_run_is_drawn_and_told(show: Show) -> None:
     shown = saved_picture("short", "long")
     seen = show(shown)
-    assert seen.charts() == dict.fromkeys(OVER_TIME, 12) | {"stages": 3}
-    for chart in (*OVER_TIME, "stages"):
+    shares = {f"{metric}-shares": len(told["at_s"]) for metric, told in shown["distributions"].items()}
+    assert list(shares) == ["ttft-shares", "itl-shares", "e2el-shares"]
+    assert seen.charts() == dict.fromkeys(OVER_TIME, 12) | {"stages": 3} | shares
+    for chart in (*OVER_TIME, *shares, "stages"):
         seen.pixels(chart)
     columns = shown["columns"]
     for index, statistic in enumerate(("p50", "p95", "p99")):
@@ -221,6 +223,22 @@ def test_all_of_a_saved_run_is_drawn_and_told(show: Show) -> None:
     starred = [text.endswith("*") for text in seen.legend("ttft")]
     assert starred == [False, False, True]  # a p99 of fewer than 100
     assert "limited by the generator" in seen.page.locator("#verdicts").inner_text()
+
+
+def test_the_distribution_of_each_scenario_is_drawn_with_the_limits_on_it(show: Show) -> None:
+    shown = saved_picture("short", "long")
+    seen = show(shown)
+    told = shown["distributions"]["ttft"]
+    for index, name in enumerate(("", "short", "long")):
+        assert seen.line("ttft-shares", index) == told["shares"][name]
+    at_s = told["at_s"][next(i for i, share in enumerate(told["shares"][""]) if share >= 0.95)]
+    assert seen.page.locator("[data-chart=ttft-shares] .told").inner_text() == f"at most {at_s * 1000:.3g} ms"
+    assert seen.pixel("ttft-shares", 0.3, 0.95) == COLORS["limit"]  # ttft p95 < 300ms
+    seen.page.select_option("#scenario", value="long")
+    assert seen.line("ttft-shares", 0) == told["shares"]["long"]
+    assert [text.split()[0] for text in seen.legend("ttft-shares")] == ["long"]
+    seen.page.click("#log")
+    seen.pixels("ttft-shares")
 
 
 def test_each_column_is_painted_where_its_numbers_are(show: Show) -> None:
@@ -383,7 +401,8 @@ def test_the_longest_picture_is_drawn_whole(show: Show) -> None:
     shown = saved_picture(*names)
     tenth = shown["columns"]
     columns = [tenth[i % 12] | {"index": i, "start_s": 10.0 * i, "end_s": 10.0 * i + 10} for i in range(picture.MOST)]
-    seen = show(shown | {"columns": columns, "next": picture.MOST, "length_s": 7200, "stages": []})
+    changes = {"columns": columns, "next": picture.MOST, "length_s": 7200, "stages": [], "distributions": {}}
+    seen = show(shown | changes)
     assert seen.charts() == dict.fromkeys(OVER_TIME, picture.MOST)
     for chart in OVER_TIME:
         seen.pixels(chart)

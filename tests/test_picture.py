@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from windowed import Traffic, log_normal, recorded
 
@@ -143,6 +143,41 @@ def test_the_picture_of_a_saved_run_is_strict_json_with_its_tables_verdict_and_m
     assert told["tables"]["failures"] is None
     widths = {name: len(table["columns"]) for name, table in told["tables"].items() if table is not None}
     assert all(len(row) == widths[name] for name in widths for row in told["tables"][name]["rows"])
+
+
+@given(short_ns=st.lists(st.integers(0, 10**12), max_size=40), long_ns=st.lists(st.integers(10**6, 10**9), max_size=40))
+@example(short_ns=[*range(10**6, 10**8, 10**5)], long_ns=[])  # more buckets than points
+@settings(deadline=None)
+def test_a_distribution_tells_which_share_of_the_samples_is_at_most_each_value(
+    short_ns: list[int], long_ns: list[int]
+) -> None:
+    samples = {"": [*short_ns, *long_ns], "short": short_ns, "long": long_ns}
+    cells: Cells = {}
+    for name in ("short", "long"):
+        cells[Key(name, "chat")] = Cell()
+        cells[Key(name, "chat")].histogram("ttft").add_array(np.array(samples[name], np.int64))
+    found = picture.distributions(recorded([cells]))
+    if not samples[""]:
+        assert found == {}
+        return
+    told = found["ttft"]
+    assert len(told["at_s"]) <= 202
+    assert sorted(told["shares"]) == sorted(name for name, values in samples.items() if values)
+    assert told["at_s"] == sorted(told["at_s"])
+    for name, shares in told["shares"].items():
+        assert shares[-1] == 1
+        for at_s, share in zip(told["at_s"], shares, strict=True):
+            values_s = np.array(samples[name]) / NS_PER_S
+            assert np.mean(values_s <= at_s * 0.99) - 1e-5 <= share <= np.mean(values_s <= at_s * 1.0101) + 1e-5
+
+
+def test_the_warm_up_is_not_in_a_distribution() -> None:
+    cells: Cells = {Key("short", "chat", phase): Cell() for phase in (WARMUP, STEADY)}
+    for (_, cell), value_ms in zip(cells.items(), (900, 100), strict=True):
+        cell.histogram("ttft").add(value_ms * MS, 3)
+    recording = recorded([cells])
+    recording.steady_ns = 1
+    assert picture.distributions(recording)["ttft"]["at_s"][-1] == pytest.approx(0.1, rel=0.005)
 
 
 # Live

@@ -111,6 +111,7 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.set_defaults(act=_report)
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
     verb.add_argument("--full", action="store_true", help="add a table for each metric")
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts instead")
 
 
 def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -163,9 +164,13 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import page, picture, report, results  # noqa: PLC0415 - verbs load what they need alone
 
-    print(report.text(results.load(options.run), full=options.full), end="")
+    run = results.load(options.run)
+    if options.html is None:
+        print(report.text(run, full=options.full), end="")
+    else:
+        results.save_text(page.page(picture.of_run(run)), options.html)
     return ExitCode.OK
 
 

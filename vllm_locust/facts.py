@@ -1,14 +1,15 @@
-"""What a run tells beside its tables, in words: rates, streams, tokens and remarks; for report, tab and page.
+"""What a run tells beside its tables, in words: what was run, rates, tokens, remarks; for report, tab and page.
 
 Nothing here computes a number: `vllm_locust.summary` sums up.
 """
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from vllm_locust.api import Counting
 from vllm_locust.figures import Summary
 from vllm_locust.overview import cell
-from vllm_locust.quantity import format_count, format_duration, format_rate, format_share
+from vllm_locust.quantity import NS_PER_S, format_count, format_duration, format_rate, format_share
 from vllm_locust.summary import Meta
 
 Facts = list[tuple[str, list[str]]]
@@ -20,6 +21,30 @@ _QUEUED_S = 0.01
 the first ones leave while their worker still gets ready."""
 _MOST_REMARKS = 12
 """Lines of what was remarked in the short form; a load shape may change the number of users each second."""
+
+
+def of_setting(summary: Summary, meta: Meta) -> Facts:
+    """Return what was run, against which server, for how long."""
+    details = [f"seed {meta.seed}", f"cache {meta.cache}" if meta.cache else ""]
+    started = f", started {meta.started}" if meta.started else ""
+    return [
+        ("Run", [f"{meta.name} {meta.run}{started}"]),
+        ("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
+        ("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
+        ("Load", [", ".join(_load(meta.load)) or _ABSENT]),
+        ("Duration", [format_duration(summary["duration_s"]) + _left_out(summary["warmup"])]),
+    ]
+
+
+def of_versions(meta: Meta) -> Facts:
+    """Return what it was run with."""
+    named = {"vllm-locust": meta.plugin_version, "Locust": meta.locust_version, "Python": meta.python_version}
+    versions = ", ".join(f"{name} {version}" for name, version in named.items() if version)
+    scenario = f"scenario {meta.scenario_hash}" if meta.scenario_hash else ""
+    return [
+        ("Command", [meta.command] if meta.command else []),
+        ("Versions", [part for part in (versions, scenario) if part]),
+    ]
 
 
 def of_load(summary: Summary, meta: Meta) -> Facts:
@@ -41,6 +66,68 @@ def of_measurement(summary: Summary, meta: Meta, *, full: bool = False) -> Facts
         ("Counts", [_counts(summary["total"])] if full else []),
         ("Remarks", [*(meta.remarks if full else _few(meta.remarks)), *_remarks(summary)]),
     ]
+
+
+def _sent(meta: Meta) -> Iterator[str]:
+    """Say what is sent, by which user classes, to which endpoints."""
+    for scenario in dict.fromkeys(meta.scenarios.values()):
+        users = [
+            f"{user}: {meta.endpoints.get(user, '?')}" for user, name in meta.scenarios.items() if name == scenario
+        ]
+        yield f"{scenario or 'bodies of its own'} ({', '.join(users)})"
+
+
+def _load(load: dict[str, Any]) -> Iterator[str]:
+    stages = "–".join(f"{value:g}" for value in load.get("stages", ()))
+    if "arrivals" in load:
+        yield from _arrivals(load, stages)
+    elif stages:
+        yield f"stages of {stages} users, {format_duration(load['stage_s'])} each"
+    else:
+        if (users := load.get("users")) is not None:
+            yield f"{users} user{'' if users == 1 else 's'}"
+        if (rate := load.get("spawn_rate")) is not None:
+            yield f"{rate} spawned per s"
+    if (requests := load.get("requests")) is not None:
+        again = load.get("retry_failed")
+        yield f"{format_count(requests)} requests" + (f", failed ones again up to {again} times" if again else "")
+    if (run_time_s := load.get("run_time_s")) is not None:
+        yield f"for {run_time_s} s"
+    if (workers := load.get("workers")) is not None:
+        yield f"{workers} worker{'' if workers == 1 else 's'}"
+
+
+def _arrivals(load: dict[str, Any], stages: str) -> Iterator[str]:
+    """Say at which rate requests left."""
+    process = load["arrivals"] + (f" (burstiness {load['burstiness']:g})" if "burstiness" in load else "")
+    if stages:
+        yield f"stages of {stages} requests/s, {process}, {format_duration(load['stage_s'])} each"
+    elif "request_rate" in load:
+        yield f"{load['request_rate']:g} requests/s, {process}"
+    else:
+        stretches = [*_stretches(load.get("profile", ()))]
+        yield f"requests/s: {', '.join(stretches)}; {process}" if stretches else "requests as in a trace"
+    if "max_in_flight" in load:
+        yield f"at most {format_count(load['max_in_flight'])} in flight"
+
+
+def _stretches(profile: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """Say a rate profile in the words in which it is given."""
+    for stretch in profile:
+        rate, length_ns = f"{stretch['rate_per_s']:g}", stretch["length_ns"]
+        length = "" if length_ns is None else format_duration(length_ns / NS_PER_S)
+        yield f"to {rate} over {length}" if stretch["ramp"] else f"{rate} for {length}" if length else rate
+
+
+def _left_out(warmup: Summary | None) -> str:
+    """Say what was left out of latencies and rates."""
+    if warmup is None:
+        return ""
+    if warmup["s"] is None:
+        return ", all of it warm-up: nothing is left out"
+    number = "1 request" if warmup["requests"] == 1 else f"{format_count(warmup['requests'])} requests"
+    failed = f" ({format_count(warmup['failed'])} failed)" if warmup["failed"] else ""
+    return f" after {format_duration(warmup['s'])} of warm-up, left out with its {number}{failed}"
 
 
 def _rates(rates: Summary) -> str:

@@ -168,6 +168,7 @@ OPTIONS = (
         switch=True,
         form=True,
     ),
+    Option("--html-report", "Save a report with charts, too: report.html beside the run", switch=True),
     Option("--full", "End with the long report: a table for each metric", switch=True),
 )
 

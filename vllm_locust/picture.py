@@ -37,6 +37,9 @@ _PER_DECADE = 10
 """Cells of a heat map, from a microsecond up; what is shorter is in the first one."""
 _TTFT = {"p50": 0.50, "p95": 0.95, "p99": 0.99}
 _ITL = {"p50": 0.50, "p99": 0.99}
+_DISTRIBUTED = ("ttft", "itl", "e2el")
+_POINTS = 200
+"""Of a distribution: a chart is not wider."""
 _MOST_KINDS = 50
 _MOST_SLOW = 10
 """Rows of each list; the files beside the picture have all."""
@@ -52,7 +55,8 @@ def of_run(run: Run) -> Values:
     drawn = [*columns(recording, run.meta.generator_limits, every=every, first=0, closed=closed)]
     return {
         **frame(recording, run.meta, run.summary),
-        "tables": tables(run.meta, run.summary, window),
+        "tables": {**tables(run.meta, run.summary, window), "settings": _settings(run)},
+        "distributions": distributions(recording),
         "state": "stopped",
         "verdict": verdict_lines(run.summary, run.meta),
         "every": every,
@@ -201,6 +205,32 @@ def _latency(cell: Cell, metric: str, quantiles: Mapping[str, float]) -> Values:
     }
 
 
+def distributions(recording: Recording) -> Values:
+    """Return for each metric that has samples some values, ascending, and which share of them is at most each of these.
+
+    `shares` are of all scenarios, whose name is empty, and of each that has samples.
+    """
+    cells = {key: cell for key, cell in recording.totals.items() if key.phase in recording.phases}
+    names = ("", *sorted({key.scenario for key in cells}))
+    scopes = {name: total(cell for key, cell in cells.items() if name in ("", key.scenario)) for name in names}
+    return {metric: told for metric in _DISTRIBUTED if (told := _distribution(scopes, metric))}
+
+
+def _distribution(scopes: Mapping[str, Cell], metric: str) -> Values | None:
+    histograms = {name: cell.histograms[metric] for name, cell in scopes.items() if metric in cell.histograms}
+    counted = {name: histogram for name, histogram in histograms.items() if histogram.count}
+    if not counted:
+        return None
+    values_ns = counted[""].occupied()[0].clip(_LOWEST_S * NS_PER_S)
+    # Those of buckets: between them every line would have stairs.
+    ends_ns = [values_ns[0] * 0.98, *values_ns[: -1 : -(-values_ns.size // _POINTS)], values_ns[-1]]
+    shares = {
+        name: [round(number / histogram.count, 5) for number in histogram.count_at_most(ends_ns)]
+        for name, histogram in counted.items()
+    }
+    return {"at_s": [float(f"{at / NS_PER_S:.5g}") for at in ends_ns], "shares": shares}
+
+
 def heat(histogram: Histogram) -> list[list[int]]:
     """Return how many samples are in each cell of a heat map, of those that have any."""
     values, counts = histogram.occupied()
@@ -229,10 +259,17 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
     }
 
 
+def _settings(run: Run) -> Values | None:
+    """Return the table of what was run, and with what."""
+    found = [*facts.of_setting(run.summary, run.meta), *facts.of_versions(run.meta)]
+    return _plain(_SETTINGS, [(subject, text) for subject, texts in found for text in texts])
+
+
 def _slowest_first(slow: Summary) -> float:
     return -float(slow["value_s"])
 
 
+_SETTINGS = ("Setting", "Value")
 _FACTS = ("About", "In words")
 _OUTCOMES = ("Outcome", "Requests", "Share")
 _LIMITS = ("Limit", "State", "What was measured")

@@ -6,6 +6,7 @@ what listeners raise, so errors of the user are turned into a message and an exi
 
 import logging
 import platform
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -29,6 +30,8 @@ from vllm_locust import (
     live,
     loadspec,
     options,
+    page,
+    picture,
     plan,
     progress,
     report,
@@ -47,6 +50,7 @@ from vllm_locust.pace import Pace
 from vllm_locust.quantity import duration_s
 from vllm_locust.run import Phase
 from vllm_locust.scenario import Scenario
+from vllm_locust.secret import blotted
 from vllm_locust.terminal import printable
 from vllm_locust.users import ChatUser, CompletionsUser, restore_tasks, task_tags
 from vllm_locust.worker import Worker
@@ -121,6 +125,7 @@ class Plugin:
         """Whether --reset-stats has had its one reset of the run."""
         self._run: results.Run | None = None
         self._saved: Path | None = None
+        self._page: Path | None = None
         self._log: Path | None = None
         self._written = gevent.event.Event()
         """Set unless the log of requests is being written."""
@@ -209,7 +214,7 @@ class Plugin:
         except InputError as error:
             self._refuse_run(error)
         self._written.wait()  # the run before may still be writing
-        self._run = self._saved = self._log = None
+        self._run = self._saved = self._page = self._log = None
         self._name, self._reset = self._options.name or "run", False
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
@@ -266,6 +271,7 @@ class Plugin:
         code = verdict.exit_code(verdict.findings(self._run.summary, self._run.meta))
         try:
             self._saved = results.save(self._run, self._results)
+            self._page = self._save_page(self._saved.parent) if self._options.html_report else None
             self._log = self._save_log(self._saved.parent)
         except InputError as error:  # the disk is full, say: what was measured is shown all the same
             logger.error("the run is not saved: %s", error)
@@ -279,6 +285,13 @@ class Plugin:
         elif not master.live_workers:
             # Locust has ended a run whose workers have all gone, and would wait for its time to be over, if it has one.
             gevent.spawn(self._end)
+
+    def _save_page(self, directory: Path) -> Path:
+        """Write the report with charts beside the run."""
+        assert self._run is not None  # noqa: S101 - the run is over
+        path = directory / "report.html"
+        results.save_text(page.page(picture.of_run(self._run)), path)
+        return path
 
     def _save_log(self, directory: Path) -> Path | None:
         """Write the log of requests beside the run, where there is one."""
@@ -330,7 +343,7 @@ class Plugin:
 
     def _print_report(self) -> None:
         if self._run is not None:
-            where = {"Saved": self._saved, "Requests": self._log, "Metrics": self._metrics}
+            where = {"Saved": self._saved, "Page": self._page, "Requests": self._log, "Metrics": self._metrics}
             lines = "".join(f"{label:10}{place}\n" for label, place in where.items() if place)
             text = report.text(self._run, full=bool(self._options.full))
             # Locust's --json has stdout to itself.
@@ -355,6 +368,7 @@ class Plugin:
             plugin_version=__version__,
             locust_version=locust.__version__,
             python_version=platform.python_version(),
+            command=_command(given),
             target=prepared.settings.target,
             model=prepared.settings.model,
             scenarios={cls: s.name for cls, s in prepared.scenarios.items()},
@@ -428,6 +442,16 @@ class Plugin:
             summary=self._run.summary if self._run else None,
             scenarios=tuple(master.scenarios),
         )
+
+
+def _command(given: Any) -> str:  # noqa: ANN401 - an argparse namespace
+    """Return how Locust was started, without our key, nor what the user's own options keep secret."""
+    own = locust.argument_parser.get_parser().secret_args_included_in_web_ui
+    secrets = [given.api_key, *(getattr(given, name, None) for name in own)]
+    arguments = sys.argv[1:]
+    for secret in secrets:
+        arguments = [blotted(argument, secret and str(secret)) for argument in arguments]
+    return shlex.join(["locust", *arguments])
 
 
 events.init_command_line_parser.add_listener(options.add_options)

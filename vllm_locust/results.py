@@ -134,6 +134,15 @@ def _stamp(started: str) -> str:
     return f"{at:%Y%m%d-%H%M%S}"
 
 
+def save_text(text: str, file: Path) -> None:
+    """Write a report; raises `InputError` where that cannot be."""
+    try:
+        with replacing(file) as opened:
+            opened.write(text.encode(errors="backslashreplace"))
+    except OSError as error:
+        raise InputError(f"{file}: cannot be written to ({error.strerror}); give another file") from error
+
+
 def _unwritable(directory: Path, error: OSError) -> InputError:
     return InputError(
         f"--results {directory}: cannot be written to ({error.strerror}); give another one: --results DIR"

@@ -42,6 +42,8 @@ class Meta:
     plugin_version: str = ""
     locust_version: str = ""
     python_version: str = ""
+    command: str = ""
+    """How Locust was started, without secrets; a label only."""
     target: str = ""
     """URL of the server, without credentials."""
     model: str = ""

@@ -50,19 +50,32 @@ function logarithmic(current) {
   };
 }
 
-function scalesOf({x, log, bare}, current) {
-  const time = () => chosen.zoom ?? wholeTime();
+// What a chart is drawn over, where that is not time: from 0, or on a logarithmic axis from where there is something.
+function acrossRange({across, bounds = []}) {
+  return (u, min, max) => {
+    const top = Math.max(max, ...bounds.map((limit) => limit.bound).filter((bound) => bound <= 2 * max)) || 1;
+    return across.log ? [Math.max(min, across.from), top * 1.1] : [0, roundUp(top * 1.1)];
+  };
+}
+
+function scalesOf(chart, current) {
+  const {x, across, log, bare, shares} = chart, time = () => chosen.zoom ?? wholeTime();
   return {
-    x: {time: false, range: x ? (u, min, max) => [0, roundUp(max * 1.1)] : time},
-    y: bare ? {range: [0, 1]} : {distr: log ? 3 : 1, range: log ? logarithmic(current) : linear(current, "y")},
+    x: {time: false, distr: across?.log ? 3 : 1, range: x ? acrossRange(chart) : time},
+    y: {distr: log ? 3 : 1, range: bare || shares ? [0, 1] : log ? logarithmic(current) : linear(current, "y")},
     right: {range: linear(current, "right")},
   };
 }
 
 // ---- Axes
 
+function logSteps(decades) {
+  if (decades > 1.2) return decades > 3.2 ? [1] : [1, 3];
+  return decades > 0.4 ? [1, 2, 5] : [1, 2, 3, 4, 5, 6, 7, 8, 9];
+}
+
 function logSplits(u, axis, min, max) {
-  const decades = Math.log10(max / min), steps = decades > 3.2 ? [1] : decades > 1.2 ? [1, 3] : [1, 2, 5], splits = [];
+  const steps = logSteps(Math.log10(max / min)), splits = [];
   for (let power = Math.floor(Math.log10(min)); 10 ** power <= max * 1.001; power++) {
     splits.push(...steps.map((step) => step * 10 ** power));
   }
@@ -76,22 +89,30 @@ function inOneUnit(axis) {
   };
 }
 
-function axesOf({x, seconds, log, unit, right, bare}) {
+function inPercent(u, splits) {
+  return splits.map((share) => `${number(100 * share)} %`);
+}
+
+function axesOf({across, seconds, log, unit, right, bare, shares}) {
   const font = "11px system-ui, sans-serif", plain = (u, splits) => splits.map((value) => number(value, 4));
   const axis = (more) => ({
     stroke: color("muted"), font, labelFont: font, labelSize: 16, labelGap: 0, gap: 6, space: 28,
     grid: {stroke: color("grid"), width: 1}, ticks: {show: false}, ...more,
   });
+  const decades = {splits: logSplits, filter: (u, splits) => splits, values: (u, splits) => splits.map(duration)};
   if (bare) return [axis({show: false}), axis({size: LEFT, values: () => [], grid: {show: false}})];
   const left = {
     ...(seconds ? {size: LEFT, values: inOneUnit("y")} : {size: LEFT - 16, label: unit, values: plain}),
-    ...(log ? {splits: logSplits, filter: (u, splits) => splits, values: (u, splits) => splits.map(duration)} : {}),
+    ...(log ? decades : {}),
+    ...(shares ? {size: LEFT, label: null, values: inPercent} : {}),
   };
   const time = {incrs: STEPS_S, values: (u, splits) => splits.map(clock)};
-  const below = x ? {label: "completed requests/s", values: plain} : time;
+  const over = across && {
+    label: across.label, values: across.seconds ? inOneUnit("x") : plain, ...(across.log ? decades : {}),
+  };
   const values = seconds ? inOneUnit("right") : plain;
   const beside = {scale: "right", side: 1, size: RIGHT, grid: {show: false}, values};
-  return [axis({space: 60, size: 26, ...below}), axis(left), ...(right ? [axis(beside)] : [])];
+  return [axis({space: 60, size: 26, ...(over ?? time)}), axis(left), ...(right ? [axis(beside)] : [])];
 }
 
 // ---- Lines
@@ -102,12 +123,12 @@ function alone(u, index, shown) {
   return shown ? null : [...values.keys()].filter(isAlone);
 }
 
-function seriesOf({id, lines, paint, stacked}) {
+function seriesOf({id, lines, paint, drawn, stacked}) {
   const few = {size: 5, space: 14, fill: color("panel"), filter: alone}, nowhere = {...few, show: false};
   const nothing = {paths: () => null, points: {show: false}};
   const series = lines.map((each) => ({
     scale: each.axis, show: isShown(id, each), auto: !stacked, stroke: color(each.color ?? "text"), dash: each.dash,
-    width: each.width, ...(paint ? nothing : {points: each.axis === "y" ? few : nowhere}),
+    width: each.width, ...(drawn ? {points: nowhere} : paint ? nothing : {points: each.axis === "y" ? few : nowhere}),
   }));
   return [{}, ...series, ...(stacked ? [{scale: "y", ...nothing}] : [])]; // the last is all together, for the axis
 }
@@ -252,6 +273,7 @@ class Chart {
   // The last column that is whole and has a value; before there is one, the last that has a value.
   latest(xs) {
     const hasValue = (_, i) => this.chart.lines.some((each) => each.values[i] != null);
+    if (this.chart.rest != null) return Math.max(0, this.chart.rest);
     const whole = this.chart.x ? -1 : xs.findLastIndex((_, i) => hasValue(_, i) && !goesOn(picture.columns[i]));
     return whole < 0 ? xs.findLastIndex(hasValue) : whole;
   }

@@ -2,7 +2,8 @@
 // What the charts show: each function here makes a chart of the picture, for one scenario or for all of them (""), or
 // null where there is no data. A chart is lines, and what belongs to them:
 //   lines    see `line`
-//   x        what it is drawn over, where that is not time
+//   x        what it is drawn over, where that is not time; across: what that axis says, and whether it is of latencies
+//   bounds   limits on what it is drawn over; rest: the place that the legend tells of while nobody points
 //   seconds  latencies, whose unit is chosen by their size; log: on a logarithmic axis
 //   unit     of the left axis otherwise; right: whether there is a right axis
 //   limits   to be drawn in
@@ -113,6 +114,22 @@ function heatChart(metric, scenario) {
   return present({lines, cells, totals, lowest, note, seconds: true, log: true, heat: true, paint: paintHeat});
 }
 
+// ---- Distributions
+
+// The share of samples that took at most so long. What is higher and further left is better.
+function distributionChart(metric, scenario) {
+  const {at_s: x, shares} = picture.distributions?.[metric] ?? {at_s: [], shares: {}};
+  const several = picture.scenarios.length > 1, names = several ? picture.scenarios : [];
+  const looks = [["", {color: "text", width: 1.5, dash: several ? [6, 3] : []}],
+    ...names.map((name, order) => [name, {color: `c${order % 8}`}])];
+  const lines = looks.filter(([name]) => Object.hasOwn(shares, name) && (!scenario || name === scenario))
+    .map(([name, look]) => line(name || "all", shares[name], look, (share) => `${number(100 * share, 4)} %`));
+  const bounds = limitsOn([metric], scenario), rest = lines.at(0)?.values.findIndex((share) => share >= 0.95) ?? 0;
+  const from = x[Math.max(0, x.findIndex((_, i) => lines.some(({values}) => values[i] >= 0.005)) - 1)];
+  const note = (i) => `at most ${duration(x[i])}`, across = {seconds: true, log: chosen.log, from};
+  return present({lines, x, across, bounds, rest, note, shares: true, paint: paintBounds, drawn: true});
+}
+
 // ---- Rates and counts
 
 // Not all of a column that may still change has been reported: its rates would seem to fall.
@@ -209,7 +226,8 @@ function stagesChart(scenario) {
   const lines = [line("TTFT p95", stages.map((stage) => stage.ttft.p95), {color: "p95"}, at)];
   const limits = limitsOn(["ttft"], scenario, "p95"), note = (i) => stageName(stages[i]);
   return present({
-    lines, limits, note, stages, x: stages.map(throughput), seconds: true, log: chosen.log, paint: paintStages,
+    lines, limits, note, stages, x: stages.map(throughput), across: {label: "completed requests/s"}, seconds: true,
+    log: chosen.log, paint: paintStages,
   });
 }
 
@@ -232,5 +250,10 @@ const CHARTS = [
   {id: "fidelity", beside: "outcomes", title: "Fidelity", of: fidelityChart, every: true, height: 18},
   {id: "ttft-heat", place: "heat", title: "TTFT heat map", of: (scenario) => heatChart("ttft", scenario)},
   {id: "itl-heat", place: "heat", title: "ITL heat map", of: (scenario) => heatChart("itl", scenario)},
+  {id: "ttft-shares", place: "heat", title: "TTFT: share of requests",
+    of: (scenario) => distributionChart("ttft", scenario)},
+  {id: "itl-shares", place: "heat", title: "ITL: share of gaps", of: (scenario) => distributionChart("itl", scenario)},
+  {id: "e2el-shares", place: "heat", title: "End-to-end latency: share of requests",
+    of: (scenario) => distributionChart("e2el", scenario)},
   {id: "stages", place: "heat", title: "Stages: throughput and TTFT p95", of: stagesChart, every: true},
 ];

@@ -169,7 +169,7 @@ function verdicts() {
 
 const TABLES = [["run", "This run"], ["window", "Last window"], ["facts", "Remarks"], ["limits", "Limits"],
   ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"],
-  ["workers", "Workers"]];
+  ["workers", "Workers"], ["settings", "Settings"]];
 const drawnTables = new Map();
 
 function drawTables() {

@@ -74,6 +74,24 @@ function paintLimits(u, limits) {
   });
 }
 
+// Limits on what a distribution is drawn over: the line of a percentile is to pass on the left of its dot, or above it.
+function paintBounds(u, {bounds}) {
+  within(u, (ctx, box) => {
+    ctx.strokeStyle = ctx.fillStyle = color("limit");
+    ctx.lineWidth = 1.5 * ratio();
+    for (const [order, {bound, statistic, text}] of bounds.entries()) {
+      const x = across(u, bound), percentile = /^p(\d+(?:\.\d+)?)$/.exec(statistic ?? "");
+      ctx.setLineDash([7 * ratio(), 4 * ratio()]);
+      ctx.stroke(new Path2D(`M${x} ${box.top} v${box.height}`));
+      const dot = new Path2D();
+      if (percentile) dot.arc(x, up(u, percentile[1] / 100), 4 * ratio(), 0, 2 * Math.PI);
+      ctx.fill(dot);
+      const isRight = x > box.left + box.width * 0.6, beside = (isRight ? -8 : 8) * ratio();
+      write(ctx, text, x + beside, box.bottom - (10 + 14 * order) * ratio(), "limit", isRight ? "right" : "left");
+    }
+  });
+}
+
 // ---- Outcomes and fidelity
 
 function fillOf(ctx, {color: name, hatched}) {

@@ -767,7 +767,9 @@ def test_it_serves_in_a_process_that_gevent_has_patched() -> None:
     assert "vllm_locust_users 3.0" in done.stdout
 
 
-def test_streams_are_read_while_a_page_is_written(master: Master) -> None:
+def test_streams_are_read_while_a_page_is_written(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exporter._SLICE_NS <= 2 * MS
+    monkeypatch.setattr(exporter, "_SLICE_NS", 0)
     master.start("a")
     master.report({Key(f"s{i}", "chat"): ok_requests(5) for i in range(20)})
     turns = 0

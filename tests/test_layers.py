@@ -74,6 +74,7 @@ LAYERS = [
         "results",
         "incidents",
         "overview",
+        "facts",
         "stages",
         "course",
         "report",
@@ -102,7 +103,7 @@ LAYERS = [
         "check",
         "demo",
     ),
-    *("simulated_faults", "simulated", "simulated_wire", "simulator", "faults", "cli", "__main__"),
+    *("simulated_faults", "simulated", "simulated_metrics", "simulated_wire", "simulator", "faults", "cli", "__main__"),
 ]
 """A module imports only those before it."""
 WITHOUT_GEVENT = [
@@ -132,6 +133,7 @@ WITHOUT_GEVENT = [
     *(
         "incidents",
         "overview",
+        "facts",
         "report",
         "picture",
         "sheet",
@@ -144,7 +146,7 @@ WITHOUT_GEVENT = [
 ]
 CONTACTS = {"users", "plan", "worker", "master", "pace", "webui", "host", "plugin"}
 """All that may know Locust; a verb of `cli` may, too, when it is used."""
-SERVER = {"simulated_faults", "simulated", "simulated_wire", "simulator"}
+SERVER = {"simulated_faults", "simulated", "simulated_metrics", "simulated_wire", "simulator"}
 """The embedded server stands alone: it knows what servers do, and nothing of how we measure."""
 
 MODULES = {path.stem: path for path in sorted(PACKAGE.glob("*.py")) if path.stem != "__init__"}

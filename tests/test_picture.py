@@ -139,6 +139,7 @@ def test_the_picture_of_a_saved_run_is_strict_json_with_its_tables_verdict_and_m
     assert told["verdict"][-1] == "exit code 3"
     assert [row[0] for row in told["tables"]["run"]["rows"]] == ["short", "long", "all"]
     assert [row[0] for row in told["tables"]["window"]["rows"]] == ["short", "long", "all"]
+    assert [row[0] for row in told["tables"]["facts"]["rows"]] == ["Rates", "Streams"]
     assert told["tables"]["failures"] is None
     widths = {name: len(table["columns"]) for name, table in told["tables"].items() if table is not None}
     assert all(len(row) == widths[name] for name in widths for row in told["tables"][name]["rows"])

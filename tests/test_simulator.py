@@ -28,6 +28,7 @@ from vllm_locust import cli, faults
 from vllm_locust.errors import InputError
 from vllm_locust.simulated import Token, due, pick_break
 from vllm_locust.simulated_faults import Drift, Errors, Fault, Slow, SlowSeat, Stall
+from vllm_locust.simulated_metrics import Buckets
 from vllm_locust.simulator import Profile, Simulator
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -370,7 +371,6 @@ def test_who_finds_no_seat_queues_in_order(run: Callable[..., Simulator]) -> Non
     for number in range(4):
         clients.append(gevent.spawn(ask, number))
         wait_until(lambda: metric(simulator, "vllm:num_requests_waiting") == len(clients))
-    assert metric(simulator, "vllm:kv_cache_usage_perc") == 1
     assert done == []
     holder.close()
     gevent.joinall(clients, timeout=5, raise_error=True)
@@ -411,6 +411,57 @@ def test_metrics_agree_with_what_was_sent(run: Callable[..., Simulator]) -> None
     assert metric(simulator, "vllm:time_to_first_token_seconds_bucket", le="0.001") >= 0
     assert metric(simulator, "vllm:inter_token_latency_seconds_bucket", le="0.025") >= 0
     assert metric(simulator, "vllm:e2e_request_latency_seconds_bucket", le="7680.0") == 4
+    assert metric(simulator, "vllm:request_queue_time_seconds_count") == 4
+    assert metric(simulator, "vllm:prefix_cache_queries_total") == 4 * 2
+    assert metric(simulator, "vllm:prefix_cache_hits_total") == 0
+    assert metric(simulator, "vllm:num_preemptions_total") == 0
+
+
+def test_the_servers_histograms_tell_when_tokens_were_written(run: Callable[..., Simulator]) -> None:
+    simulator = run(CONSTANT, emission=True)
+    before_ns, emitted = [], []
+    for _ in range(3):
+        before_ns.append(time.monotonic_ns())
+        emitted.append(emitted_ns(post(simulator, CHAT, **HELLO, stream=True, max_tokens=20, ignore_eos=True)))
+    gaps_s = sum(instants[-1] - instants[0] for instants in emitted) / 1e9
+    firsts_s = sum(instants[0] - sent for instants, sent in zip(emitted, before_ns, strict=True)) / 1e9
+    assert metric(simulator, "vllm:inter_token_latency_seconds_count") == 3 * 19
+    assert metric(simulator, "vllm:inter_token_latency_seconds_sum") == pytest.approx(gaps_s, abs=0.1)
+    assert metric(simulator, "vllm:time_to_first_token_seconds_count") == 3
+    assert metric(simulator, "vllm:time_to_first_token_seconds_bucket", le="0.02") == 0
+    assert 3 * 0.03 <= metric(simulator, "vllm:time_to_first_token_seconds_sum") <= firsts_s
+
+
+def test_time_in_the_queue_is_a_part_of_the_time_to_the_first_token(run: Callable[..., Simulator]) -> None:
+    simulator = run(CONSTANT, seats=1)
+    clients = [gevent.spawn(post, simulator, TEXT, prompt="hello", stream=True, max_tokens=1) for _ in range(3)]
+    gevent.joinall(clients, timeout=5, raise_error=True)
+    queue_s = metric(simulator, "vllm:request_queue_time_seconds_sum")
+    assert queue_s > 0
+    assert metric(simulator, "vllm:time_to_first_token_seconds_sum") >= queue_s + 3 * 0.03
+
+
+def test_the_cache_holds_prompts_and_answers_of_those_with_a_seat(run: Callable[..., Simulator]) -> None:
+    simulator = run(CONSTANT, seats=2, max_model_len=100)
+    holder = Connection(simulator)
+    holder.request("POST", CHAT, json.dumps({**HELLO, "stream": True, "ignore_eos": True}))
+    wait_until(lambda: metric(simulator, "vllm:generation_tokens_total") > 2)
+    page = get(simulator, "/metrics").body.decode()
+    told = {sample.name: sample.value for f in text_string_to_metric_families(page) for sample in f.samples}
+    assert told["vllm:kv_cache_usage_perc"] == (6 + told["vllm:generation_tokens_total"]) / (2 * 100)
+    holder.close()
+    wait_until(lambda: metric(simulator, "vllm:num_requests_running") == 0)
+    assert metric(simulator, "vllm:kv_cache_usage_perc") == 0
+    assert metric(simulator, "vllm:generation_tokens_total") >= told["vllm:generation_tokens_total"]
+
+
+@pytest.mark.parametrize(("times_ms", "at_most"), [([], (0, 0)), ([9, 10, 11, 90_000], (2, 3))])
+def test_a_bucket_counts_what_is_at_or_below_its_bound(times_ms: list[int], at_most: tuple[int, int]) -> None:
+    buckets = Buckets((0.01, 80.0))
+    for time_ms in times_ms:
+        buckets.add(time_ms * 10**6)
+    counts = dict(zip(("0.01", "80.0", "+Inf"), (*at_most, len(times_ms)), strict=True))
+    assert buckets.told() == (list(counts.items()), sum(times_ms) / 1000)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_locust import fidelity, figures, incidents, overview, stages
+from vllm_locust import facts, fidelity, figures, incidents, overview, stages
 from vllm_locust import limit as limits
 from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Cells, total
 from vllm_locust.fidelity import Limits
@@ -219,6 +219,7 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
     return {
         "run": _overview(overview.rows(summary)),
         "window": _overview(window),
+        "facts": _plain(_FACTS, fact_rows(summary, meta)),
         "outcomes": _plain(_OUTCOMES, outcome_rows(summary)),
         "limits": _plain(_LIMITS, [(one["limit"], one["state"], one["text"]) for one in summary["limits"]]),
         "failures": _plain(incidents.FAILURE_COLUMNS.values(), failures),
@@ -232,8 +233,15 @@ def _slowest_first(slow: Summary) -> float:
     return -float(slow["value_s"])
 
 
+_FACTS = ("About", "In words")
 _OUTCOMES = ("Outcome", "Requests", "Share")
 _LIMITS = ("Limit", "State", "What was measured")
+
+
+def fact_rows(summary: Summary, meta: Meta) -> list[tuple[str, str]]:
+    """Return what is said in words, each with its subject."""
+    found = [*facts.of_load(summary, meta), *facts.of_measurement(summary, meta)]
+    return [(subject, text) for subject, texts in found for text in texts]
 
 
 def outcome_rows(summary: Summary) -> list[tuple[str, str, str]]:

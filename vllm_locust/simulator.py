@@ -6,7 +6,7 @@ late wake-up does not shift the rest, and nothing leaves early (late: up to 1 ms
 event, one HTTP chunk, one send.
 
 The plan: read the request (`read_ask`), wait for a seat (`_Seats`), draw the tokens (`draw`), send each when `due`
-(`Frames`), count it for `/metrics` (`_Metrics`). The clock of the faults begins with the first stream.
+(`Frames`), count it for `/metrics` (`Metrics`). The clock of the faults begins with the first stream.
 
 A client that left is noticed at the next write. The server lives in the gevent hub of the thread that starts it: to
 block that thread without gevent is to stop the server.
@@ -19,32 +19,23 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from http import HTTPStatus
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 from wsgiref.types import StartResponse, WSGIEnvironment
 
 import gevent
-import prometheus_client as prom
 from gevent.event import AsyncResult
 from gevent.pool import Pool
 from gevent.pywsgi import WSGIServer
 from gevent.socket import IPPROTO_TCP, TCP_NODELAY
 from msgspec.json import encode
-from prometheus_client.metrics import MetricWrapperBase
+from prometheus_client import CONTENT_TYPE_LATEST
 
 from vllm_locust.simulated import Profile, Token, broken, draw, due, pick_break
 from vllm_locust.simulated_faults import ends_ns
+from vllm_locust.simulated_metrics import Metrics, Served
 from vllm_locust.simulated_wire import VERSION, Ask, Frames, Json, RefusedError, models, read_ask, whole_answer
 
-Metric = TypeVar("Metric", bound=MetricWrapperBase)
-
 _USUAL = Profile()
-
-# vLLM's own buckets, so that what reads its dashboards reads these.
-_SECONDS = (0.75, 1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0)
-_MINUTES = (60.0, 120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0)
-_TTFT = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, *_SECONDS, 160.0, 640.0, 2560.0)
-_ITL = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, *_SECONDS)
-_E2E = (0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, *_MINUTES)
 
 
 class Simulator:
@@ -56,7 +47,7 @@ class Simulator:
         self._address = (host, port)
         self._server: Any = None
         self._seats = _Seats(profile.seats)
-        self._metrics = _Metrics(profile, self._seats)
+        self._metrics = Metrics(profile, lambda: self._seats.running, lambda: len(self._seats.queue))
         self._streams, self._wholes = itertools.count(), itertools.count()
         self._began: int | None = None
         self._routes: dict[str, tuple[str, Callable[[WSGIEnvironment, StartResponse], Iterable[bytes]]]] = {
@@ -126,7 +117,7 @@ class Simulator:
         return self._profile.api_key is None or authorization == f"Bearer {self._profile.api_key}"
 
     def _scrape(self, _: WSGIEnvironment, respond: StartResponse) -> list[bytes]:
-        return _reply(respond, 200, self._metrics.exposition(), **{"Content-Type": prom.CONTENT_TYPE_LATEST})
+        return _reply(respond, 200, self._metrics.exposition(), **{"Content-Type": CONTENT_TYPE_LATEST})
 
     def _generate(self, environ: WSGIEnvironment, respond: StartResponse, *, chat: bool) -> Iterator[bytes]:
         ask = read_ask(self._profile, environ["wsgi.input"].read(), chat=chat)
@@ -136,7 +127,7 @@ class Simulator:
         return self._whole(ask, next(self._wholes), respond)
 
     def _stream(self, ask: Ask, number: int, respond: StartResponse) -> Iterator[bytes]:
-        arrived, outcome, written = time.monotonic_ns(), "abort", 0
+        served, outcome = Served(ask.prompt), "abort"
         breaks, frames = pick_break(self._profile, number, self._since_begin()), Frames(self._profile, ask)
         tokens = self._draw(ask, number)
         try:
@@ -144,25 +135,24 @@ class Simulator:
             # vLLM sends the headers before the request has a seat; an empty write makes pywsgi do so.
             respond("200 OK", [("Content-Type", "text/event-stream; charset=utf-8")])(b"")
             with self._seats.taken() as seat:
-                for token in self._paced(ask, broken(tokens) if breaks else tokens, arrived, seat):
-                    if ask.chat and not written:
+                for token in self._paced(served, broken(tokens) if breaks else tokens, seat):
+                    if ask.chat and not served.tokens:
                         yield from map(frames.role, range(ask.body.n))
                     yield frames.token(token)
-                    written += 1
-                yield from frames.ending(written, breaks)
+                yield from frames.ending(served.tokens, breaks)
             outcome = token.finish or "error"
         finally:
-            self._metrics.ended(outcome, arrived)
+            self._metrics.end(served, outcome)
 
     def _whole(self, ask: Ask, number: int, respond: StartResponse) -> Iterator[bytes]:
-        arrived, outcome = time.monotonic_ns(), "abort"
+        served, outcome = Served(ask.prompt), "abort"
         try:
             with self._seats.taken() as seat:
-                tokens = list(self._paced(ask, self._draw(ask, number), arrived, seat))
+                tokens = list(self._paced(served, self._draw(ask, number), seat))
                 yield from _reply(respond, 200, whole_answer(self._profile, ask, tokens))
             outcome = tokens[-1].finish or "error"
         finally:
-            self._metrics.ended(outcome, arrived)
+            self._metrics.end(served, outcome)
 
     def _draw(self, ask: Ask, number: int) -> Iterator[Token]:
         return draw(self._profile, number, prompt=ask.prompt, choices=ask.body.n, lengths=ask.lengths)
@@ -178,21 +168,21 @@ class Simulator:
             if left:
                 _sleep_until(time.monotonic_ns() + left)
 
-    def _paced(self, ask: Ask, tokens: Iterable[Token], arrived: int, seat: int) -> Iterator[Token]:
+    def _paced(self, served: Served, tokens: Iterable[Token], seat: int) -> Iterator[Token]:
         """Hand out each token when it is due; count it when its taker, having written it, wants the next."""
-        seated, since = time.monotonic_ns(), self._since_begin()
+        self._metrics.seat(served)
+        since, gaps = self._since_begin(), self._metrics.itl
         previous: dict[int, int] = {}
         for due_ns, token in due(self._profile.faults, tokens, since, seat):
-            _sleep_until(seated - since + due_ns)
+            _sleep_until(served.seated_ns - since + due_ns)
             self._sleep_through_stall()  # a late wake-up is no way around it
             now = time.monotonic_ns()
             yield token
             if not previous:
-                self._metrics.prompt_tokens.inc(ask.prompt)
-                self._metrics.ttft.observe((now - arrived) / 1e9)
+                self._metrics.begin(served, now)
             elif token.choice in previous:
-                self._metrics.itl.observe((now - previous[token.choice]) / 1e9)
-            self._metrics.generation_tokens.inc()
+                gaps.add(now - previous[token.choice])
+            served.tokens += 1
             previous[token.choice] = now
 
 
@@ -231,42 +221,6 @@ class _Seats:
             return self._left.popleft()
         self._used += 1
         return self._used - 1
-
-
-class _Metrics:
-    """The part of vLLM's `/metrics` that a client can check itself against."""
-
-    def __init__(self, profile: Profile, seats: _Seats) -> None:
-        self._registry = prom.CollectorRegistry()
-        labels = {"model_name": profile.model, "engine": "0"}
-
-        def add(kind: Callable[..., Metric], name: str, text: str, **more: tuple[float, ...]) -> Metric:
-            family = kind(f"vllm:{name}", text, list(labels), registry=self._registry, **more)
-            return family.labels(**labels)
-
-        add(prom.Gauge, "num_requests_running", "With a seat.").set_function(lambda: seats.running)
-        add(prom.Gauge, "num_requests_waiting", "For a seat.").set_function(lambda: len(seats.queue))
-        cache = add(prom.Gauge, "kv_cache_usage_perc", "Share of the seats that are taken.")
-        cache.set_function(lambda: seats.running / profile.seats)
-        self.prompt_tokens = add(prom.Counter, "prompt_tokens", "Of answers that have begun.")
-        self.generation_tokens = add(prom.Counter, "generation_tokens", "Of all answers, as written.")
-        self.ttft = add(prom.Histogram, "time_to_first_token_seconds", "From arrival.", buckets=_TTFT)
-        self.itl = add(prom.Histogram, "inter_token_latency_seconds", "Gaps of a choice.", buckets=_ITL)
-        self._e2e = add(prom.Histogram, "e2e_request_latency_seconds", "Complete answers.", buckets=_E2E)
-        names = ["finished_reason", *labels]
-        success = prom.Counter("vllm:request_success", "All that ended.", names, registry=self._registry)
-        reasons = ("stop", "length", "abort", "error", "repetition")
-        self._success = {reason: success.labels(reason, *labels.values()) for reason in reasons}
-
-    def ended(self, reason: str, arrived: int) -> None:
-        """Count a request that is over."""
-        self._success[reason].inc()
-        if reason in ("stop", "length"):
-            self._e2e.observe((time.monotonic_ns() - arrived) / 1e9)
-
-    def exposition(self) -> bytes:
-        """Return the text of `/metrics`."""
-        return prom.generate_latest(self._registry)
 
 
 def _sleep_until(due_ns: int) -> None:

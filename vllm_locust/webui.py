@@ -228,6 +228,7 @@ def _llm_rows(told: Told) -> Iterator[Sequence[object]]:
         yield from ([of, *row, ""] for row in rows)
     for outcome, number, share in picture.outcome_rows(summary):
         yield ["outcome", outcome, number, *empty, share]
+    yield from (_noted(subject.lower(), text) for subject, text in picture.fact_rows(summary, told.meta))
     yield from (_noted("limit", f"{one['limit']}: {one['text']}, {one['state']}") for one in summary["limits"])
     yield from (_noted(subject, text) for subject, text in _moment(told))
     yield _noted("fidelity", fidelity.line(summary["fidelity"], told.meta.generator_limits))

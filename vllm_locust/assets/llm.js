@@ -167,8 +167,9 @@ function verdicts() {
 
 // ---- Tables
 
-const TABLES = [["run", "This run"], ["window", "Last window"], ["limits", "Limits"], ["outcomes", "Outcomes"],
-  ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"], ["workers", "Workers"]];
+const TABLES = [["run", "This run"], ["window", "Last window"], ["facts", "Remarks"], ["limits", "Limits"],
+  ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"],
+  ["workers", "Workers"]];
 const drawnTables = new Map();
 
 function drawTables() {

@@ -585,7 +585,7 @@ def test_links_lead_somewhere() -> None:
     for text, folder in ((README, ROOT), (CONTRIBUTING, ROOT), (DEFINITIONS, ROOT / "docs"), (LOAD, ROOT / "docs")):
         for target in re.findall(r"\]\(([^)]+)\)", text):
             path, _, anchor = target.partition("#")
-            linked = (folder / path).read_text() if path else text
+            linked = (folder / path).read_bytes().decode(errors="replace") if path else text
             heads = [
                 re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-")
                 for head in re.findall(r"^#+ (.*)$", linked, re.MULTILINE)

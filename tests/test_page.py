@@ -186,7 +186,7 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Show]:
 
     def opener(shown: Picture, width: int = 1280, height: int = 720, **options: Any) -> Seen:
         path = tmp_path / f"{len(opened)}.html"
-        path.write_text(page(shown), encoding="utf-8")
+        path.write_text(page(json.dumps(shown)), encoding="utf-8")
         context = chromium.new_context(viewport={"width": width, "height": height}, **options)
         seen = watched(context.new_page())
         opened.append((seen, context, path.as_uri()))

@@ -181,8 +181,8 @@ class Chart {
       },
       hooks: {
         drawClear: [(u) => x || paintWarmup(u)],
-        drawAxes: [(u) => { paint?.(u, this.chart); paintLimits(u, this.chart.limits ?? []); }],
-        draw: [(u) => x || paintMarks(u)],
+        drawAxes: [(u) => paint?.(u, this.chart)],
+        draw: [(u) => { if (!x) paintMarks(u); paintLimits(u, this.chart.limits ?? []); }],
         setCursor: [() => this.tell()],
         setSelect: [(u) => this.select(u)],
       },

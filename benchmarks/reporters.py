@@ -40,6 +40,7 @@ from vllm_locust.recording import load
 from vllm_locust.run import Phase
 from vllm_locust.slowest import Slow
 
+_START_S = 60
 _SETTLE_S = 3
 _SCRAPE_S = 5
 """As in docker-compose.yml."""
@@ -205,7 +206,10 @@ def report(port: int, count: int, events_per_s: int, kind: str) -> None:
     """Play the workers until their master has them quit; says when all are running, and at last what they sent."""
     ours = kind == "vllm-locust"
     played = play(port, count, events_per_s, ours=ours)
+    until_s = time.monotonic() + _START_S
     while not all(p.runner.worker_state == STATE_RUNNING and (p.sizes or not ours) for p in played):
+        if time.monotonic() > until_s:
+            sys.exit("the machine is too busy: the master has lost workers before all were running")
         gevent.sleep(0.1)
     print("running", flush=True)
     for playing in played:

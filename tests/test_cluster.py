@@ -316,6 +316,10 @@ def _check_tab(browser: Browser, workers: int, *, ended: bool = False) -> None:
     warmup = rows.pop("warm-up", None)  # the statistics are reset before the end
     assert warmup is None if ended else re.fullmatch(r"the first .* m?s are left out", str(warmup))
     assert rows.pop("charts") == f"{browser.url}/llm"
+    assert "requests/s ok" in rows.pop("rates")
+    assert ("in flight on average" in rows.pop("streams", "")) is ended
+    for maybe in ("tokens", "remarks"):
+        assert rows.pop(maybe, "there")
     assert rows.pop("outcome", None) or ended  # what was cut by the end has no share
     assert rows.pop("verdict", None) == ("ok" if ended else None)
     line, *others = rows.items()

@@ -731,6 +731,24 @@ def read_all(scraper: socket.socket) -> bytes:
     return b"".join(iter(lambda: scraper.recv(4096), b""))
 
 
+def test_who_asks_for_the_headers_alone_gets_no_page_and_may_ask_again(master: Master) -> None:
+    server = serve(master.exporter.registry, 0, "127.0.0.1")
+
+    def ask_twice() -> bytes:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=5) as scraper:
+            scraper.sendall(b"HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n")
+            scraper.sendall(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+            return read_all(scraper)
+
+    told = gevent.get_hub().threadpool.apply(ask_twice)
+    server.close()
+    headers, second, page = told.split(b"\r\n\r\n")
+    assert headers.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert second.startswith(b"HTTP/1.1 200 OK\r\n")
+    assert f"Content-Length: {len(page)}".encode() in headers
+    assert b"vllm_locust_running 0.0" in page
+
+
 def test_both_families_of_addresses_are_answered(master: Master) -> None:
     server = serve(master.exporter.registry, 0)
     hosts = ["127.0.0.1", *(["[::1]"] if has_ipv6_loopback() else [])]
@@ -767,7 +785,9 @@ def test_it_serves_in_a_process_that_gevent_has_patched() -> None:
     assert "vllm_locust_users 3.0" in done.stdout
 
 
-def test_streams_are_read_while_a_page_is_written(master: Master) -> None:
+def test_streams_are_read_while_a_page_is_written(master: Master, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert exporter._SLICE_NS <= 2 * MS
+    monkeypatch.setattr(exporter, "_SLICE_NS", 0)
     master.start("a")
     master.report({Key(f"s{i}", "chat"): ok_requests(5) for i in range(20)})
     turns = 0

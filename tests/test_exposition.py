@@ -52,9 +52,10 @@ def answered(accept: str, encoding: str) -> tuple[dict[str, str], bytes]:
     family = Metric("running", "Whether.", "gauge")
     family.add_sample("running", {}, 1)
     headers: dict[str, str] = {}
-    environ = {"HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": encoding}
+    environ = {"REQUEST_METHOD": "GET", "HTTP_ACCEPT": accept, "HTTP_ACCEPT_ENCODING": encoding}
     body = b"".join(application(Fixed([family]))(environ, lambda status, found: headers.update(found, status=status)))
     assert headers.pop("status") == "200 OK"
+    assert headers.pop("Content-Length") == str(len(body))
     return headers, body
 
 

@@ -71,6 +71,7 @@ class Query(NamedTuple):
     by: str
     expr: str
     instant: bool = False
+    legend: str = ""
 
     def alternatives(self) -> "list[Query]":
         return [self._replace(expr=expr) for expr in self.expr.split(" or ")]
@@ -78,7 +79,9 @@ class Query(NamedTuple):
 
 def queries() -> list[Query]:
     panels = [
-        Query(f"{panel['title']}, {target['refId']}", target["expr"], target.get("instant", False))
+        Query(
+            f"{panel['title']}, {target['refId']}", target["expr"], target.get("instant", False), target["legendFormat"]
+        )
         for panel in CHARTS
         for target in panel["targets"]
     ]
@@ -350,14 +353,17 @@ class Seen:
         values |= {"server": server or re.escape(self.simulator)}
         return re.sub(r"\$(\w+)", lambda match: values[match[1]].replace("\\", "\\\\"), text)
 
-    def values(self, query: Query, server: str | None = None) -> list[dict[float, float]]:
-        """Return the finite values of each series that a query finds, by time."""
+    def series(self, query: Query, server: str | None = None) -> list[dict[str, Any]]:
+        """Return each series that a query finds, as Prometheus tells it: labels in `metric`, and its values."""
         expr = self.filled(query.expr, server)
         if query.instant:
-            series = [[one["value"]] for one in self.ask("query", query=expr, time=self.until)["result"]]
-        else:
-            found = self.ask("query_range", query=expr, start=self.since, end=self.until, step=1)
-            series = [one["values"] for one in found["result"]]
+            found = self.ask("query", query=expr, time=self.until)["result"]
+            return [{"metric": one["metric"], "values": [one["value"]]} for one in found]
+        return list(self.ask("query_range", query=expr, start=self.since, end=self.until, step=1)["result"])
+
+    def values(self, query: Query, server: str | None = None) -> list[dict[float, float]]:
+        """Return the finite values of each series that a query finds, by time."""
+        series = [one["values"] for one in self.series(query, server)]
         return [{at: float(value) for at, value in points if math.isfinite(float(value))} for points in series]
 
 
@@ -413,6 +419,15 @@ def test_every_query_finds_something(seen: Seen) -> None:
     assert [by for by, count in counts.items() if not count] == []
     assert counts["TTFT per scenario, A"] == counts["mark Runs"] * 2 == 2
     assert counts["TTFT over time, A"] > 50
+
+
+@needs_prometheus
+def test_a_legend_tells_apart_all_series_that_its_query_can_find(seen: Seen) -> None:
+    """Of several masters, too, which one query may ask for."""
+    for query in filter(lambda query: query.legend, QUERIES):
+        fixed = {"__name__", "job", *re.findall(r'(\w+)="', query.expr)}
+        named = set(re.findall(r"\{\{(\w+)\}\}", query.legend))
+        assert {label for one in seen.series(query) for label in one["metric"]} - fixed <= named, query.by
 
 
 @needs_prometheus

@@ -186,7 +186,7 @@ def show(chromium: Browser, tmp_path: Path) -> Iterator[Show]:
 
     def opener(shown: Picture, width: int = 1280, height: int = 720, **options: Any) -> Seen:
         path = tmp_path / f"{len(opened)}.html"
-        path.write_text(page(shown), encoding="utf-8")
+        path.write_text(page(json.dumps(shown)), encoding="utf-8")
         context = chromium.new_context(viewport={"width": width, "height": height}, **options)
         seen = watched(context.new_page())
         opened.append((seen, context, path.as_uri()))
@@ -284,6 +284,31 @@ def test_the_cursor_is_in_all_charts_and_what_it_points_at_is_told(show: Show) -
     assert f"20 ms–25.1 ms: {cells[43]} of 1,000" in seen.legend("itl-heat")[0]
 
 
+def test_a_saved_page_does_not_say_that_something_runs(show: Show) -> None:
+    shown = saved_picture("short")
+    for state, text in (("running", "saved while it ran"), ("stopped", "■ stopped")):
+        for warming_up in (False, state == "running"):
+            seen = show(shown | {"state": state, "warming_up": warming_up})
+            assert seen.page.locator("#state").inner_text() == text
+
+
+def test_a_move_of_the_cursor_does_not_lay_the_page_out_for_each_chart(show: Show) -> None:
+    seen = show(saved_picture("short", "long"))
+    assert len(seen.charts()) == 10
+    watching = seen.page.context.new_cdp_session(seen.page)
+    watching.send("Performance.enable")
+
+    def layouts() -> float:
+        metrics = watching.send("Performance.getMetrics")["metrics"]
+        return next(metric["value"] for metric in metrics if metric["name"] == "LayoutCount")
+
+    seen.page.hover("[data-chart=ttft] .u-over", position={"x": 20, "y": 60})
+    before = layouts()
+    for x in range(40, 340, 30):
+        seen.page.hover("[data-chart=ttft] .u-over", position={"x": x, "y": 60})
+    assert layouts() - before < 40  # of ten moves
+
+
 def test_charts_are_reachable_by_keys(show: Show) -> None:
     seen = show(saved_picture("short", "long"))
     seen.page.focus("[data-chart=tokens] .plot")
@@ -328,6 +353,17 @@ def test_a_scenario_that_a_column_does_not_have_is_a_gap_of_latencies_and_no_rat
     assert seen.line("tokens", 0)[4] == 0
 
 
+def test_a_column_of_which_not_all_is_reported_has_no_rates_nor_streams(show: Show) -> None:
+    shown = saved_picture("short", "long")
+    seen = show(shown | {"state": "running", "next": 11})
+    for chart, lines in (("load", 4), ("tokens", 2), ("outcomes", 1)):
+        for index in range(lines):
+            assert [value is None for value in seen.line(chart, index)] == [False] * 11 + [True]
+    assert seen.line("ttft", 1)[11] is not None
+    seen = show(shown)
+    assert seen.line("load", 2)[11] == shown["columns"][11]["in_flight"]
+
+
 def test_what_is_chosen_changes_what_is_drawn_and_outlasts_a_reload(show: Show) -> None:
     shown = saved_picture("short", "long")
     seen = show(shown)
@@ -359,6 +395,18 @@ def test_nothing_is_wider_than_the_window(show: Show, width: int) -> None:
     charts = seen.page.locator("#charts .cell")
     boxes = [box for box in (charts.nth(0).bounding_box(), charts.nth(1).bounding_box()) if box]
     assert (boxes[0]["y"] == boxes[1]["y"]) == (width == 1280)  # side by side where there is room
+
+
+def test_no_word_of_a_table_is_broken_in_a_narrow_window(show: Show) -> None:
+    seen = show(saved_picture("short", "longform"), width=390)
+    lines = """[...document.querySelectorAll('td.text')].filter(cell => /^\\S+$/.test(cell.textContent)).map(cell => {
+        const range = document.createRange();
+        range.selectNodeContents(cell);
+        return [cell.textContent, range.getClientRects().length];
+    })"""
+    found = dict(seen.page.evaluate(lines))
+    assert found["longform"] == found["stream_error"] == 1
+    assert set(found.values()) == {1}
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ What it does not do: read Locust, or export the Python process.
 import itertools
 import logging
 import math
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -58,6 +59,9 @@ _VLLM_S = (
 """All bounds of vLLM's own four histograms, so that both sides can be compared bucket by bucket."""
 _FINE_S = (0.0005, 300)
 _STEP = 1.1
+_SLICE_NS = 2_000_000
+"""For how long a page is written before others have their turn: streams must be read meanwhile. At each turn a report
+is taken, too, and 64 workers report at the same time: more turns would have the scrape wait for all of them."""
 _OUTCOME = "outcome|"
 _COUNTERS = {
     "requests_scheduled": "scheduled",
@@ -188,10 +192,13 @@ class Exporter:
         window = _labelled(_last_window(now), labels)
         gauges = [*_state(now), *_streams(now, run, streams, labels), *_fidelity(now, run, self._watch), *_workers(now)]
         counted = itertools.chain(_counters(lifetime, expected), _fault_counters(faults), _histograms(lifetime))
+        since_ns = time.monotonic_ns()
         for family in itertools.chain(gauges, counted, _summaries(lifetime, run, window)):
             if family.samples:
                 yield family
-                gevent.sleep(0)  # streams must be read while a long page is written; all is copied by now
+            if time.monotonic_ns() - since_ns >= _SLICE_NS:
+                gevent.sleep(0)  # all is copied by now
+                since_ns = time.monotonic_ns()
 
     def _is_retired(self, recording: Recording) -> bool:
         return (recording.run, recording.epoch) in self._retired

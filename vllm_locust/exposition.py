@@ -58,7 +58,8 @@ def application(registry: CollectorRegistry) -> Callable[..., Iterable[bytes]]:
         if "gzip" in environ.get("HTTP_ACCEPT_ENCODING", ""):
             body = gzip.compress(body, _LEVEL)
             headers.append(("Content-Encoding", "gzip"))
-        start_response("200 OK", headers)
-        return [body]
+        start_response("200 OK", [*headers, ("Content-Length", str(len(body)))])
+        # RFC 9110, section 9.3.2: what came after the headers would be read as the next answer of the connection.
+        return [] if environ["REQUEST_METHOD"] == "HEAD" else [body]
 
     return answer

@@ -38,8 +38,8 @@ class Told:
     """Rows as of `vllm_locust.overview` of the last window that is closed; none before."""
     closed: int
     """Windows that will not change any more."""
-    moment: Values
-    """What a picture has of the moment itself."""
+    frame: Values
+    """What a picture has beside its columns."""
 
     def is_of(self, now: Snapshot) -> bool:
         """Tell whether it is of the same run, which goes on, or is over and summed up, as it was then."""
@@ -99,7 +99,8 @@ class Live:
             moment["verdict"] = picture.verdict_lines(summary, meta)
         closed = recording.closed_windows(now.live_workers) if now.running else recording.window_count
         window = overview.rows(window_of(recording, closed - 1, meta)) if closed else []
-        return Told(recording, meta, summary, now.running, window, closed, moment)
+        frame = {**picture.frame(recording, meta, summary), "tables": picture.tables(meta, summary, window), **moment}
+        return Told(recording, meta, summary, now.running, window, closed, frame)
 
     def picture(self, version: str = "", first: int = 0) -> str:
         """Return the text of a picture; for who has a version of it, without the columns before the `first`."""
@@ -108,16 +109,8 @@ class Live:
             return json.dumps({"run": "", "state": "none", "columns": [], "from": 0, "next": 0})
         texts, lasting, every = self._columns_of(told)
         now = f"{told.recording.run}.{self._version}"
-        first = min(first, lasting) if version == now else 0
-        frame = {
-            **picture.frame(told.recording, told.meta, told.summary),
-            "tables": picture.tables(told.meta, told.summary, told.last_window),
-            **told.moment,
-            "version": now,
-            "every": every,
-            "from": first,
-            "next": lasting,
-        }
+        first = max(0, min(first, lasting)) if version == now else 0
+        frame = told.frame | {"version": now, "every": every, "from": first, "next": lasting}
         return f'{json.dumps(frame, allow_nan=False)[:-1]}, "columns": [{", ".join(texts[first:])}]}}'
 
     def columns(self) -> Iterator[Values]:

@@ -3,11 +3,9 @@
 Promise: it loads nothing, whatever is in it, and no text of a picture can become a part of the page.
 """
 
-import json
 import re
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "charts.js", "paint.js", "chart.js", "llm.js")
@@ -15,10 +13,10 @@ _SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "charts.js", "paint.js", "c
 _PLACE = re.compile(r"/\*(css|js|picture)\*/")
 
 
-def page(picture: dict[str, Any] | None) -> str:
-    """Return the page of a picture (see `vllm_locust.picture`), or one that asks Locust for its own again and again."""
+def page(picture: str = "null") -> str:
+    """Return the page of a picture, as JSON (see `vllm_locust.picture`), or one that asks Locust for its own."""
     # A `<` could end the element that the picture is in; within JSON it is only ever a part of a text.
-    parts = {**_parts(), "picture": json.dumps(picture, allow_nan=False).replace("<", "\\u003c")}
+    parts = {**_parts(), "picture": picture.replace("<", "\\u003c")}
     return _PLACE.sub(lambda place: parts[place[1]], _read("llm.html"))
 
 

@@ -8,7 +8,6 @@ resolution; minima, maxima and averages Locust rounds when it shows them.
 """
 
 import gzip
-import json
 import logging
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -144,13 +143,13 @@ def add_pages(web_ui: WebUI, live: Live, base_path: str) -> None:
         app.add_url_rule(f"{charts}{path}", f"vllm_locust{path}", web_ui.auth_required_if_enabled(answer))
 
     def shown() -> Response:
-        return Response(page(None), mimetype="text/html")
+        return Response(page(), mimetype="text/html")
 
     def picture() -> Response:
         return _compressed(live.picture(request.args.get("version", ""), request.args.get("from", 0, type=int)))
 
     def saved() -> Response:
-        return _file("charts.html", [page(json.loads(live.picture()))], "text/html")
+        return _file("charts.html", [page(live.picture())], "text/html")
 
     add("", shown)
     add("/picture", picture)
@@ -241,14 +240,14 @@ def _noted(subject: str, text: str) -> list[str]:
 
 def _moment(told: Told) -> Iterator[tuple[str, str]]:
     """Yield what streams while the run goes on, and what is left out of its numbers."""
-    moment, recording = told.moment, told.recording
+    frame, recording = told.frame, told.recording
     if told.running:
-        yield "now", progress.streams(moment["in_flight"], moment["silence_s"])
-    if moment["warming_up"]:
+        yield "now", progress.streams(frame["in_flight"], frame["silence_s"])
+    if frame["warming_up"]:
         yield "warm-up", "what is sent now is left out of latencies and rates"
     elif recording.steady_ns and WARMUP not in recording.phases:
         yield "warm-up", f"the first {format_duration(recording.steady_ns / NS_PER_S)} are left out"
-    yield from (("verdict", text) for text in moment.get("verdict", ()))
+    yield from (("verdict", text) for text in frame["verdict"] or ())
 
 
 def _worker(seen: Summary) -> str:

@@ -202,8 +202,8 @@ class Chart {
       },
       hooks: {
         drawClear: [(u) => x || paintWarmup(u)],
-        drawAxes: [(u) => { paint?.(u, this.chart); paintLimits(u, this.chart.limits ?? []); }],
-        draw: [(u) => x || paintMarks(u)],
+        drawAxes: [(u) => paint?.(u, this.chart)],
+        draw: [(u) => { if (!x) paintMarks(u); paintLimits(u, this.chart.limits ?? []); }],
         setCursor: [() => this.tell()],
         setSelect: [(u) => this.select(u)],
       },
@@ -288,12 +288,15 @@ class Chart {
 
   // Marks and limits that the pointer is near to.
   tellNear() {
-    const {left, top, event} = this.u.cursor, {clientWidth} = this.u.over, isRight = left > clientWidth / 2;
+    const {left, top, event} = this.u.cursor;
+    this.bubble.hidden = !event || left < 0; // what it measures would lay the page out for each chart that only follows
+    if (this.bubble.hidden) return;
+    const {clientWidth} = this.u.over, isRight = left > clientWidth / 2;
     const isNear = (value, axis, position) => Math.abs(this.u.valToPos(value, axis) - position) < 6;
     const marks = happenings().filter(({at_s}) => isNear(at_s, "x", left));
     const limits = (this.chart.limits ?? []).filter(({bound, axis}) => isNear(bound, axis ?? "y", top));
     const texts = [...marks.map(({at_s, text}) => `${clock(at_s)} ${text}`), ...limits.map(({text}) => text)];
-    this.bubble.hidden = !event || left < 0 || !texts.length;
+    this.bubble.hidden = !texts.length;
     setText(this.bubble, texts.join("; "));
     this.bubble.style.left = isRight ? "" : `${left + 10}px`;
     this.bubble.style.right = isRight ? `${clientWidth - left + 10}px` : "";

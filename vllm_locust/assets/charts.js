@@ -132,9 +132,13 @@ function distributionChart(metric, scenario) {
 
 // ---- Rates and counts
 
-// Not all of a column that may still change has been reported: its rates would seem to fall.
+// Not all of a column that may still change has been reported, nor by all workers: rates and streams would seem to fall.
 function goesOn({index}) {
   return picture.state === "running" && index >= (picture.next ?? Infinity);
+}
+
+function gauge(name) {
+  return picture.columns.map((column) => (goesOn(column) ? null : column[name] ?? null));
 }
 
 // Nothing of a scenario in a column is a rate of zero; a rate that there is not stays absent.
@@ -151,9 +155,9 @@ function loadChart(scenario) {
     ...(scopes.some((scope) => scope?.offered_per_s != null) ? [offered] : []),
     line("sent", rate(scopes, "sent_per_s"), {color: "sent", width: 1.5}),
     line("completed", rate(scopes, "ok_per_s"), {color: "done", width: 2.5}),
-    line(`streams in flight${all}`, columns.map((column) => column.in_flight ?? null),
-      {color: "streams", dash: [6, 3], ...aside}, (value, i) => number(value) + peak(i)),
-    line(`users${all}`, columns.map((column) => column.users ?? null), {color: "users", dash: [2, 3], ...aside}, count),
+    line(`streams in flight${all}`, gauge("in_flight"), {color: "streams", dash: [6, 3], ...aside},
+      (value, i) => number(value) + peak(i)),
+    line(`users${all}`, gauge("users"), {color: "users", dash: [2, 3], ...aside}, count),
   ];
   return present({lines, limits: limitsOn(["request_per_s"], scenario), unit: "requests/s", right: true});
 }

@@ -90,6 +90,7 @@ function unprinted() {
 
 // ---- The picture
 
+const saved = JSON.parse(byId("picture").textContent); // null on a live page
 let picture = null;
 
 function complete(given) {
@@ -137,7 +138,8 @@ function drawControls() {
 const STATES = {running: ["good", "● running"], stopped: ["muted", "■ stopped"], none: ["muted", "no run yet"]};
 
 function drawHead() {
-  const state = picture.warming_up ? ["warn", "● warming up"] : STATES[picture.state] ?? ["muted", "unknown"];
+  const now = picture.warming_up ? ["warn", "● warming up"] : STATES[picture.state] ?? ["muted", "unknown"];
+  const state = saved && picture.state === "running" ? ["muted", "saved while it ran"] : now;
   byId("state").className = `badge ${state[0]}`;
   setText(byId("state"), state[1]);
   setText(byId("name"), picture.name || "LLM");
@@ -258,7 +260,6 @@ function begin() {
   readChoices();
   listen();
   followTheme();
-  const saved = JSON.parse(byId("picture").textContent);
   if (saved) return draw(saved);
   byId("home").hidden = false;
   document.addEventListener("visibilitychange", schedule);

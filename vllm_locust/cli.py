@@ -164,13 +164,13 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import page, picture, report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import page, report, results  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
     if options.html is None:
         print(report.text(run, full=options.full), end="")
     else:
-        results.save_text(page.page(picture.of_run(run)), options.html)
+        results.save_text(page.of_run(run), options.html)
     return ExitCode.OK
 
 

@@ -3,9 +3,13 @@
 Promise: it loads nothing, whatever is in it, and no text of a picture can become a part of the page.
 """
 
+import json
 import re
 from functools import cache
 from pathlib import Path
+
+from vllm_locust import picture as pictures
+from vllm_locust.results import Run
 
 ASSETS = Path(__file__).parent / "assets"
 _SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "charts.js", "paint.js", "chart.js", "llm.js")
@@ -18,6 +22,11 @@ def page(picture: str = "null") -> str:
     # A `<` could end the element that the picture is in; within JSON it is only ever a part of a text.
     parts = {**_parts(), "picture": picture.replace("<", "\\u003c")}
     return _PLACE.sub(lambda place: parts[place[1]], _read("llm.html"))
+
+
+def of_run(run: Run) -> str:
+    """Return the page of a run that is over."""
+    return page(json.dumps(pictures.of_run(run), allow_nan=False))
 
 
 @cache

@@ -31,7 +31,6 @@ from vllm_locust import (
     loadspec,
     options,
     page,
-    picture,
     plan,
     progress,
     report,
@@ -290,7 +289,7 @@ class Plugin:
         """Write the report with charts beside the run."""
         assert self._run is not None  # noqa: S101 - the run is over
         path = directory / "report.html"
-        results.save_text(page.page(picture.of_run(self._run)), path)
+        results.save_text(page.of_run(self._run), path)
         return path
 
     def _save_log(self, directory: Path) -> Path | None:

@@ -150,7 +150,7 @@ def test_locust_accepts_every_locust_command(parser: dict[str, Any]) -> None:
 
 
 def test_every_verb_accepts_its_commands() -> None:
-    assert {words[0] for words in of("vllm-locust")} == {"check", "report", "simulate"}
+    assert {words[0] for words in of("vllm-locust")} == {"check", "list", "report", "simulate"}
     for words in of("vllm-locust"):
         assert cli._parser().parse_args(words).act
 

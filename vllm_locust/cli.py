@@ -22,6 +22,7 @@ examples:
   locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 50 -t 5m --headless
   locust -f locustfiles/mixed.py --host http://localhost:8000 --request-rate 20 -t 5m --headless
   vllm-locust report results/run_20260101-120000
+  vllm-locust list results
 """
 
 
@@ -52,6 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(verbs)
     _add_check(verbs)
     _add_report(verbs)
+    _add_list(verbs)
     _add_demo(verbs)
     shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
     shown.set_defaults(act=_options)
@@ -114,6 +116,12 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts instead")
 
 
+def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("list", help="print a table of the runs in a directory")
+    verb.set_defaults(act=_list)
+    verb.add_argument("directory", type=Path, nargs="?", default=Path("results"), help="default: results")
+
+
 def _add_demo(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     verb = verbs.add_parser("demo", help="measure the simulator, or a server, with a master and two workers")
     verb.set_defaults(act=_demo)
@@ -171,6 +179,13 @@ def _report(options: argparse.Namespace) -> int:
         print(report.text(run, full=options.full), end="")
     else:
         results.save_text(page.of_run(run), options.html)
+    return ExitCode.OK
+
+
+def _list(options: argparse.Namespace) -> int:
+    from vllm_locust import runs  # noqa: PLC0415 - verbs load what they need alone
+
+    print(runs.text(options.directory), end="")
     return ExitCode.OK
 
 

@@ -31,7 +31,7 @@ def of_setting(summary: Summary, meta: Meta) -> Facts:
         ("Run", [f"{meta.name} {meta.run}{started}"]),
         ("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
         ("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
-        ("Load", [", ".join(_load(meta.load)) or _ABSENT]),
+        ("Load", [", ".join(load(meta)) or _ABSENT]),
         ("Duration", [format_duration(summary["duration_s"]) + _left_out(summary["warmup"])]),
     ]
 
@@ -77,7 +77,9 @@ def _sent(meta: Meta) -> Iterator[str]:
         yield f"{scenario or 'bodies of its own'} ({', '.join(users)})"
 
 
-def _load(load: dict[str, Any]) -> Iterator[str]:
+def load(meta: Meta) -> Iterator[str]:
+    """Say what was asked of the server, the most telling thing first."""
+    load = meta.load
     stages = "–".join(f"{value:g}" for value in load.get("stages", ()))
     if "arrivals" in load:
         yield from _arrivals(load, stages)

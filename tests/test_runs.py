@@ -1,0 +1,84 @@
+"""A directory of runs as a table."""
+
+import json
+from pathlib import Path
+
+import pytest
+from windowed import Traffic, log_normal
+
+from vllm_locust import cli
+from vllm_locust.results import Run, glance, save
+from vllm_locust.summary import Meta
+from vllm_locust.terminal import width_of
+
+
+def saved(folder: Path, hour: int, target: str = "http://server:8000", **facts: object) -> Path:
+    meta = Meta(
+        name=f"run{hour}",
+        started=f"2026-01-02T{hour:02}:00:00+00:00",
+        target=target,
+        scenarios={"Chat": "mixed", "Completions": "mixed"},
+        load={"users": hour, "workers": 2},
+        **facts,  # type: ignore[arg-type]
+    )
+    return save(Run.of(log_normal(hour, {"short": Traffic(40)}, 4), meta), folder)
+
+
+def listed(capsys: pytest.CaptureFixture[str], folder: Path) -> list[str]:
+    assert cli.main(["list", str(folder)]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_runs_are_listed_by_what_they_sent_the_latest_last(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [saved(tmp_path, hour) for hour in (9, 8)]
+    missed = saved(tmp_path, 7, "http://other:8000", limits=["ttft p95 < 1ms"])
+    lines = listed(capsys, tmp_path)
+    assert [line for line in lines if line.startswith("mixed")] == [
+        "mixed to http://other:8000",
+        "mixed to http://server:8000",
+    ]
+    rows = {line.split()[0]: line.split() for line in lines if line.startswith("run") and "_" in line}
+    assert list(rows) == [missed.parent.name, paths[1].parent.name, paths[0].parent.name]
+    for hour, path in zip((9, 8), paths, strict=True):
+        whole = json.loads(path.read_text())["summary"]["total"]
+        told = rows[path.parent.name]
+        assert told[1:5] == [str(hour), "users", f"{whole['requests']:,}", "0"]
+        assert [float(value.rstrip("*")) for value in told[5:7]] == pytest.approx(
+            [1e3 * whole["ttft"][key] for key in ("p50", "p95")], rel=0.005
+        )
+    assert rows[missed.parent.name][-2:] == ["exit", "3"]
+    assert rows[paths[0].parent.name][-1] == "ok"
+
+
+def test_what_cannot_be_read_is_named_and_hides_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path, 9, "http://evil\x1b[31m:8000")
+    for name, text in {
+        "cut": path.read_text()[:500],
+        "other": "{}",
+        "odd": '{"format":1,"meta":{},"recording":1}',
+    }.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text(text)
+    no_total = json.loads(path.read_text())
+    no_total["summary"] = {}
+    (tmp_path / "part").mkdir()
+    (tmp_path / "part" / "run.json").write_text(json.dumps(no_total))
+    lines = listed(capsys, tmp_path)
+    text = "\n".join(lines)
+    assert "\x1b" not in text
+    assert all(width_of(line) <= 100 for line in lines)
+    for name, reason in {"cut": "truncated", "other": "no run file", "odd": "damaged", "part": "damaged"}.items():
+        assert f"/{name}/run.json: {reason}" in "".join(lines)
+    assert path.parent.name in text
+
+
+def test_a_directory_without_a_run_is_an_error_of_the_user(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", str(tmp_path)]) == 2
+    assert "no run.json in it" in capsys.readouterr().err
+
+
+def test_a_glance_says_what_was_saved(tmp_path: Path) -> None:
+    path = saved(tmp_path, 9)
+    found = glance(path)
+    assert found.summary == json.loads(path.read_text())["summary"]
+    assert found.meta.name == "run9"

@@ -1,0 +1,75 @@
+"""The runs of a directory as a table, those side by side that sent the same scenario to the same server.
+
+Promise: every run file below the directory has a row, or a line that says what is wrong with it.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from vllm_locust import facts
+from vllm_locust.errors import InputError
+from vllm_locust.overview import cell
+from vllm_locust.quantity import format_number
+from vllm_locust.results import FILE_NAME, Glance, glance
+from vllm_locust.summary import Meta
+from vllm_locust.terminal import COLUMNS, Column, printable, table, wrapped
+from vllm_locust.verdict import exit_code, findings
+
+_HEADS = (
+    Column("", "run"),
+    Column("", "load"),
+    Column("", "requests"),
+    Column("", "failed"),
+    Column("TTFT [ms]", "p50"),
+    Column("TTFT [ms]", "p95"),
+    Column("ITL [ms]", "mean"),
+    Column("ITL [ms]", "p99"),
+    Column("output", "tok/s"),
+    Column("", "verdict"),
+)
+_LOAD_WIDTH = 18
+
+
+def text(directory: Path) -> str:
+    """Return a table for each scenario and server, the latest run last; raises `InputError` where there is no run."""
+    groups: dict[str, list[tuple[str, list[str]]]] = defaultdict(list)
+    unreadable: list[str] = []
+    for file in sorted(directory.glob(f"**/{FILE_NAME}")):
+        try:
+            found = glance(file)
+            row = _row(str(file.parent.relative_to(directory)), found)
+        except InputError as error:
+            unreadable += wrapped(printable(str(error)), COLUMNS)
+        except (LookupError, TypeError, ValueError) as error:
+            unreadable += wrapped(printable(f"{file}: damaged ({type(error).__name__}: {error})"), COLUMNS)
+        else:
+            groups[_sent(found.meta)].append((found.meta.started, row))
+    if not groups and not unreadable:
+        raise InputError(f"{directory}: no {FILE_NAME} in it or below; give a directory that runs were saved in")
+    return "\n\n".join("\n".join(part) for part in (*_tables(groups), unreadable) if part) + "\n"
+
+
+def _tables(groups: dict[str, list[tuple[str, list[str]]]]) -> Iterator[list[str]]:
+    for sent, found in groups.items():
+        rows = [row for _, row in sorted(found)]
+        yield [*wrapped(printable(sent), COLUMNS), *(line.rstrip() for line in table(_HEADS, rows))]
+
+
+def _sent(meta: Meta) -> str:
+    scenarios = ", ".join(name or "bodies of its own" for name in dict.fromkeys(meta.scenarios.values()))
+    return f"{scenarios} to {meta.target}" + (f", model {meta.model}" if meta.model else "")
+
+
+def _row(name: str, found: Glance) -> list[str]:
+    whole, code = found.summary["total"], exit_code(findings(found.summary, found.meta))
+    return [
+        printable(name, COLUMNS),
+        printable(next(facts.load(found.meta), ""), _LOAD_WIDTH),
+        format_number(whole["requests"], 8),
+        format_number(whole["failed"], 6),
+        *(cell(whole["ttft"], key, 1e3, 6) for key in ("p50", "p95")),
+        *(cell(whole["itl"], key, 1e3, 6) for key in ("mean", "p99")),
+        format_number(whole["rates"]["output_tokens_per_s"], 6),
+        f"exit {code:d}" if code else "ok",
+    ]

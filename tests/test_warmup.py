@@ -78,6 +78,8 @@ def test_case_44_by_default_it_lasts_until_every_user_has_an_answer(tmp_path: Pa
         wait_for(lambda: told(r"^vllm_locust_warming_up ([\d.]+)$") == 0, "end of the warm-up", 8)
         wait_for(lambda: told(quantile) is not None, "latencies")
         assert (told(quantile) or 0) < SLOW_S / 2
+        sent = r'^vllm_locust_requests_sent_total\{.*phase="steady".*\} ([\d.]+)$'
+        wait_for(lambda: (told(sent) or 0) > 150, "more requests than the warm-up had")
         running.master.interrupt()
         assert running.master.wait() == 1
         assert_clean(running.master, *running.workers)

@@ -80,6 +80,7 @@ LAYERS = [
         "runs",
         "report",
         "picture",
+        "markdown",
         "sheet",
         "page",
         "progress",

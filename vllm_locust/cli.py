@@ -113,6 +113,7 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.set_defaults(act=_report)
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
     verb.add_argument("--full", action="store_true", help="add a table for each metric")
+    verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
     verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts instead")
 
 
@@ -172,13 +173,15 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import page, report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import markdown, page, report, results  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
-    if options.html is None:
-        print(report.text(run, full=options.full), end="")
-    else:
+    if options.html is not None:
         results.save_text(page.of_run(run), options.html)
+    elif options.format == "markdown":
+        print(markdown.text(run), end="")
+    else:
+        print(report.text(run, full=options.full), end="")
     return ExitCode.OK
 
 

@@ -23,6 +23,12 @@ class Column:
     group: str
     head: str
 
+    @property
+    def title(self) -> str:
+        """The one line that it has in a table without shared heads, like `TTFT p50 [ms]`."""
+        group, _, unit = self.group.partition(" [")
+        return f"{group} {self.head}{unit and f' [{unit}'}".strip()
+
 
 def printable(text: str, width: int = _TEXT_LIMIT) -> str:
     """Make a text of somebody else harmless: one line of `width` columns at most, no control codes.

@@ -28,7 +28,7 @@ from vllm_locust.histogram import Histogram
 from vllm_locust.live import Live, Told
 from vllm_locust.page import page
 from vllm_locust.quantity import NS_PER_S, format_count, format_duration
-from vllm_locust.terminal import Column, printable
+from vllm_locust.terminal import printable
 
 logger = logging.getLogger(__name__)
 
@@ -49,18 +49,12 @@ class _Tab:
     """Title by key. Locust sorts by a column `name` until asked for another; without one, our order stays."""
 
 
-def _title(head: Column) -> str:
-    """Return the one line that Locust's tables have for a head."""
-    group, _, unit = head.group.partition(" [")
-    return f"{group} {head.head}{unit and f' [{unit}'}".strip()
-
-
 _PAGE = "/llm"
 _TABS = (
     _Tab(
         "llm",
         "LLM",
-        {"of": "Of", **{f"column{i}": _title(head) for i, head in enumerate(overview.HEADS)}, "note": "Note"},
+        {"of": "Of", **{f"column{i}": head.title for i, head in enumerate(overview.HEADS)}, "note": "Note"},
     ),
     _Tab("llm-failures", "LLM failures", incidents.FAILURE_COLUMNS),
     _Tab("llm-slowest", "LLM slowest", incidents.SLOW_COLUMNS),

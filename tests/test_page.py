@@ -294,7 +294,7 @@ def test_a_saved_page_does_not_say_that_something_runs(show: Show) -> None:
 
 def test_a_move_of_the_cursor_does_not_lay_the_page_out_for_each_chart(show: Show) -> None:
     seen = show(saved_picture("short", "long"))
-    assert len(seen.charts()) == 10
+    assert len(seen.charts()) == 13
     watching = seen.page.context.new_cdp_session(seen.page)
     watching.send("Performance.enable")
 

@@ -26,7 +26,7 @@ demo: $(READY)  ## measure the simulator, or HOST=http://my-server:8000, with a 
 demo-stability: $(READY)  ## find a rate by stages, then the stability test at three quarters of it (7 minutes)
 	@exec $(BIN)/vllm-locust demo --stability $(if $(HOST),--host $(HOST)) $(DEMO)
 
-test: $(READY) packages  ## run the tests (6 minutes on two cores)
+test: $(READY) packages  ## run the tests (8 minutes on two cores)
 	$(BIN)/python -m pytest -n 4 -m "not long"
 
 test-long: $(READY) packages  ## run the tests that take longer, too

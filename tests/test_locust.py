@@ -422,6 +422,26 @@ def test_the_key_is_sent_and_never_shown_or_saved(tmp_path: Path) -> None:
     assert command in page.read_text()
 
 
+SECRETIVE = """
+from locust import events
+
+exec(open({mixed!r}).read())
+
+@events.init_command_line_parser.add_listener
+def add(parser):
+    parser.add_argument("--pass", is_secret=True, default="")
+"""
+
+
+def test_what_options_of_the_user_keep_secret_is_not_saved_with_the_command(tmp_path: Path, server: str) -> None:
+    locustfile, secret = tmp_path / "secretive.py", "open sesame, please"
+    locustfile.write_text(SECRETIVE.format(mixed=str(MIXED)))
+    arguments = headless(tmp_path, server, "-u", "2", "-r", "2", "-t", "2s", "--pass", secret)
+    assert run(tmp_path, arguments, locustfile=locustfile)[0] == 0
+    assert saved(tmp_path)["meta"]["command"].endswith(" --pass '***'")
+    assert secret not in json.dumps(saved(tmp_path))
+
+
 def test_connections_are_kept_unless_new_ones_are_wanted(tmp_path: Path, server: str) -> None:
     for connection, folder in (("keep-alive", tmp_path / "kept"), ("new", tmp_path / "new")):
         folder.mkdir()

@@ -114,6 +114,8 @@ class Plugin:
         assert environment.parsed_options is not None  # noqa: S101 - `attach` has looked
         self._options = environment.parsed_options
         self._results = Path(self._options.results)
+        self._command = _command(self._options)
+        """As it was given: a form changes options, and secrets among them, but not the command line."""
         finish_timeout_s = duration_s(self._options.finish_timeout, where="--finish-timeout")
         self._master = Master(runner, self._results, finish_timeout_s)
         self._pace = Pace(runner, self._master, self._end)
@@ -270,10 +272,10 @@ class Plugin:
         code = verdict.exit_code(verdict.findings(self._run.summary, self._run.meta))
         try:
             self._saved = results.save(self._run, self._results)
-            self._page = self._save_page(self._saved.parent) if self._options.html_report else None
             self._log = self._save_log(self._saved.parent)
+            self._page = self._save_page(self._saved.parent) if self._options.html_report else None
         except InputError as error:  # the disk is full, say: what was measured is shown all the same
-            logger.error("the run is not saved: %s", error)
+            logger.error("%s is not saved: %s", "the report" if self._saved else "the run", error)
             code = ExitCode.NOT_RUN
         except OSError as error:
             logger.error("the log of requests is not saved: %s", error)
@@ -367,7 +369,7 @@ class Plugin:
             plugin_version=__version__,
             locust_version=locust.__version__,
             python_version=platform.python_version(),
-            command=_command(given),
+            command=self._command,
             target=prepared.settings.target,
             model=prepared.settings.model,
             scenarios={cls: s.name for cls, s in prepared.scenarios.items()},

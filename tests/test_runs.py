@@ -7,7 +7,7 @@ import pytest
 from windowed import Traffic, log_normal
 
 from vllm_locust import cli
-from vllm_locust.results import Run, glance, save
+from vllm_locust.results import Run, save
 from vllm_locust.summary import Meta
 from vllm_locust.terminal import width_of
 
@@ -59,10 +59,10 @@ def test_what_cannot_be_read_is_named_and_hides_nothing(tmp_path: Path, capsys: 
     }.items():
         (tmp_path / name).mkdir()
         (tmp_path / name / "run.json").write_text(text)
-    no_total = json.loads(path.read_text())
-    no_total["summary"] = {}
+    no_windows = json.loads(path.read_text())
+    no_windows["recording"]["windows"] = 5
     (tmp_path / "part").mkdir()
-    (tmp_path / "part" / "run.json").write_text(json.dumps(no_total))
+    (tmp_path / "part" / "run.json").write_text(json.dumps(no_windows))
     lines = listed(capsys, tmp_path)
     text = "\n".join(lines)
     assert "\x1b" not in text
@@ -77,8 +77,11 @@ def test_a_directory_without_a_run_is_an_error_of_the_user(tmp_path: Path, capsy
     assert "no run.json in it" in capsys.readouterr().err
 
 
-def test_a_glance_says_what_was_saved(tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_is_summed_up_as_a_report_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = saved(tmp_path, 9)
-    found = glance(path)
-    assert found.summary == json.loads(path.read_text())["summary"]
-    assert found.meta.name == "run9"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"summary": {}}))
+    (row,) = [line.split() for line in listed(capsys, tmp_path) if line.startswith(path.parent.name)]
+    assert row[3] == f"{content['summary']['total']['requests']:,}"

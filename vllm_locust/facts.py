@@ -1,4 +1,4 @@
-"""What a run tells beside its tables, in words: what was run, rates, tokens, remarks; for report, tab and page.
+"""What a run tells beside its tables, in words: what was run, rates, tokens, remarks; for all reports.
 
 Nothing here computes a number: `vllm_locust.summary` sums up.
 """
@@ -31,7 +31,7 @@ def of_setting(summary: Summary, meta: Meta) -> Facts:
         ("Run", [f"{meta.name} {meta.run}{started}"]),
         ("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
         ("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
-        ("Load", [", ".join(load(meta)) or _ABSENT]),
+        ("Load", [", ".join(asked(meta)) or _ABSENT]),
         ("Duration", [format_duration(summary["duration_s"]) + _left_out(summary["warmup"])]),
     ]
 
@@ -77,8 +77,8 @@ def _sent(meta: Meta) -> Iterator[str]:
         yield f"{scenario or 'bodies of its own'} ({', '.join(users)})"
 
 
-def load(meta: Meta) -> Iterator[str]:
-    """Say what was asked of the server, the most telling thing first."""
+def asked(meta: Meta) -> Iterator[str]:
+    """Say which load was asked for, the most telling thing first."""
     load = meta.load
     stages = "–".join(f"{value:g}" for value in load.get("stages", ()))
     if "arrivals" in load:

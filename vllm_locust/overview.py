@@ -28,6 +28,15 @@ HEADS = (
     Column("output", "tok/s"),
 )
 
+BRIEF = (
+    Column("TTFT [ms]", "p50"),
+    Column("TTFT [ms]", "p95"),
+    Column("ITL [ms]", "mean"),
+    Column("ITL [ms]", "p99"),
+    Column("output", "tok/s"),
+)
+"""What tables have room for whose rows are stages or runs."""
+
 
 def scopes(summary: Summary) -> list[tuple[str, Summary]]:
     """Return each scenario by name, and all of them where that is another row."""

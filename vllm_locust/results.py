@@ -149,28 +149,16 @@ def _unwritable(directory: Path, error: OSError) -> InputError:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Glance:
-    """What a run file says of its run, without what it was measured by."""
-
-    meta: Meta
-    summary: Summary
-    """As it was when the run was saved."""
-
-
-def glance(file: Path) -> Glance:
-    """Read what a run file says of its run: as many times as fast as the run is long."""
-    saved = _decode(_read(file), file)
-    try:
-        return Glance(msgspec.convert(saved["meta"], Meta), saved["summary"])
-    except (KeyError, ValueError, msgspec.ValidationError) as error:  # only since 0.21 a ValueError
-        raise InputError(f"{file}: damaged ({type(error).__name__}: {error}); measure again") from error
-
-
 def load(path: Path) -> Run:
     """Read a run from its file, or from the directory that holds it."""
     file = path / FILE_NAME if path.is_dir() else path
-    saved = _decode(_read(file), file)
+    try:
+        data = file.read_bytes()
+    except FileNotFoundError as error:
+        raise InputError(f"{file}: no such file; give a {FILE_NAME} or its directory") from error
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    saved = _decode(data, file)
     try:
         return Run.of(recordings.load(saved["recording"]), msgspec.convert(saved["meta"], Meta))
     except (
@@ -178,15 +166,6 @@ def load(path: Path) -> Run:
         msgspec.ValidationError,  # only since 0.21 a ValueError
     ) as error:
         raise InputError(f"{file}: damaged ({type(error).__name__}: {error}); measure again") from error
-
-
-def _read(file: Path) -> bytes:
-    try:
-        return file.read_bytes()
-    except FileNotFoundError as error:
-        raise InputError(f"{file}: no such file; give a {FILE_NAME} or its directory") from error
-    except OSError as error:
-        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
 
 
 def _decode(data: bytes, file: Path) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from vllm_locust import facts
 from vllm_locust.errors import InputError
-from vllm_locust.overview import cell
+from vllm_locust.overview import BRIEF, cell
 from vllm_locust.quantity import format_number
-from vllm_locust.results import FILE_NAME, Glance, glance
+from vllm_locust.results import FILE_NAME, Run, load
 from vllm_locust.summary import Meta
 from vllm_locust.terminal import COLUMNS, Column, printable, table, wrapped
 from vllm_locust.verdict import exit_code, findings
@@ -21,11 +21,7 @@ _HEADS = (
     Column("", "load"),
     Column("", "requests"),
     Column("", "failed"),
-    Column("TTFT [ms]", "p50"),
-    Column("TTFT [ms]", "p95"),
-    Column("ITL [ms]", "mean"),
-    Column("ITL [ms]", "p99"),
-    Column("output", "tok/s"),
+    *BRIEF,
     Column("", "verdict"),
 )
 _LOAD_WIDTH = 18
@@ -37,14 +33,12 @@ def text(directory: Path) -> str:
     unreadable: list[str] = []
     for file in sorted(directory.glob(f"**/{FILE_NAME}")):
         try:
-            found = glance(file)
-            row = _row(str(file.parent.relative_to(directory)), found)
+            run = load(file)
         except InputError as error:
             unreadable += wrapped(printable(str(error)), COLUMNS)
-        except (LookupError, TypeError, ValueError) as error:
-            unreadable += wrapped(printable(f"{file}: damaged ({type(error).__name__}: {error})"), COLUMNS)
         else:
-            groups[_sent(found.meta)].append((found.meta.started, row))
+            row = _row(str(file.parent.relative_to(directory)), run)
+            groups[_sent(run.meta)].append((run.meta.started, row))
     if not groups and not unreadable:
         raise InputError(f"{directory}: no {FILE_NAME} in it or below; give a directory that runs were saved in")
     return "\n\n".join("\n".join(part) for part in (*_tables(groups), unreadable) if part) + "\n"
@@ -61,11 +55,11 @@ def _sent(meta: Meta) -> str:
     return f"{scenarios} to {meta.target}" + (f", model {meta.model}" if meta.model else "")
 
 
-def _row(name: str, found: Glance) -> list[str]:
-    whole, code = found.summary["total"], exit_code(findings(found.summary, found.meta))
+def _row(name: str, run: Run) -> list[str]:
+    whole, code = run.summary["total"], exit_code(findings(run.summary, run.meta))
     return [
         printable(name, COLUMNS),
-        printable(next(facts.load(found.meta), ""), _LOAD_WIDTH),
+        printable(next(facts.asked(run.meta), ""), _LOAD_WIDTH),
         format_number(whole["requests"], 8),
         format_number(whole["failed"], 6),
         *(cell(whole["ttft"], key, 1e3, 6) for key in ("p50", "p95")),

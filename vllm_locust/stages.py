@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from vllm_locust.overview import BRIEF
 from vllm_locust.quantity import format_number
 from vllm_locust.terminal import Column, table
 
@@ -12,11 +13,7 @@ _HEADS = (
     Column("requests/s", "ok"),
     Column("", "streams"),
     Column("", "failed"),
-    Column("TTFT [ms]", "p50"),
-    Column("TTFT [ms]", "p95"),
-    Column("ITL [ms]", "mean"),
-    Column("ITL [ms]", "p99"),
-    Column("output", "tok/s"),
+    *BRIEF,
     Column("", "limits"),
 )
 _STATES = ("missed", "inconclusive", "met")

@@ -12,8 +12,7 @@ import pytest
 import yaml
 from processes import ROOT
 
-from vllm_locust.exporter import BOUNDS_S
-from vllm_locust.families import FAMILIES, PREFIX
+from vllm_locust.families import BOUNDS_S, FAMILIES, PREFIX
 
 ALERTS = ROOT / "docker" / "alerts.yml"
 STORIES = ROOT / "tests" / "alerts_test.yml"

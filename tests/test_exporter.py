@@ -28,8 +28,8 @@ from vllm_locust import exporter
 from vllm_locust.arrivals import Arrivals, Segment
 from vllm_locust.cell import Cell, Cells, Key
 from vllm_locust.errors import ExitCode, InputError
-from vllm_locust.exporter import BOUNDS_S, MAX_SCENARIOS, QUANTILES, Exporter, Snapshot
-from vllm_locust.families import HISTOGRAMS
+from vllm_locust.exporter import MAX_SCENARIOS, QUANTILES, Exporter, Snapshot
+from vllm_locust.families import BOUNDS_S, HISTOGRAMS
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.listener import serve
 from vllm_locust.load import Load

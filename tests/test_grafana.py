@@ -26,7 +26,7 @@ import yaml
 from processes import ROOT, Browser, assert_clean, cluster, free_port, get, process, simulator, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
-from vllm_locust.exporter import BOUNDS_S
+from vllm_locust.families import BOUNDS_S
 
 GRAFANA = ROOT / "docker" / "grafana"
 DASHBOARD = json.loads((GRAFANA / "vllm-locust.json").read_text())

@@ -22,7 +22,6 @@ What it does not do: read Locust, or export the Python process.
 
 import itertools
 import logging
-import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -34,7 +33,7 @@ from prometheus_client.core import Metric
 
 from vllm_locust import fidelity, progress
 from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Cells, Key
-from vllm_locust.families import FAMILIES, HISTOGRAMS, PREFIX, quantiles_of
+from vllm_locust.families import BOUNDS_S, FAMILIES, HISTOGRAMS, PREFIX, quantiles_of
 from vllm_locust.fidelity import DEFAULTS, Limits
 from vllm_locust.figures import Summary
 from vllm_locust.histogram import Histogram
@@ -51,14 +50,6 @@ MAX_SCENARIOS = 100
 OTHER = "other"
 """Label of all scenarios beyond `MAX_SCENARIOS`."""
 
-_VLLM_S = (
-    *(0.001, 0.005, 0.01, 0.02, 0.025, 0.04, 0.05, 0.06, 0.075, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4),
-    *(0.5, 0.75, 0.8, 1, 1.5, 2, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 50, 60, 80, 120, 160, 240, 480, 640),
-    *(960, 1920, 2560, 7680),
-)
-"""All bounds of vLLM's own four histograms, so that both sides can be compared bucket by bucket."""
-_FINE_S = (0.0005, 300)
-_STEP = 1.1
 _SLICE_NS = 2_000_000
 """For how long a page is written before others have their turn: streams must be read meanwhile. At each turn a report
 is taken, too, and 64 workers report at the same time: more turns would have the scrape wait for all of them."""
@@ -91,17 +82,6 @@ _WORKER = {
 _log = logging.getLogger(__name__)
 
 
-def _bounds_s() -> tuple[float, ...]:
-    """Return vLLM's bounds, with steps of at most 10 % between them over the fine range."""
-    anchors = sorted({*_VLLM_S, *_FINE_S})
-    bounds = []
-    for low, high in itertools.pairwise(anchors):
-        steps = math.ceil(math.log(high / low, _STEP)) if high <= _FINE_S[1] else 1
-        bounds += [float(f"{low * (high / low) ** (i / steps):.3g}") for i in range(steps)]
-    return (*bounds, float(anchors[-1]))
-
-
-BOUNDS_S = _bounds_s()
 _BOUNDS_NS = [round(bound * NS_PER_S) for bound in BOUNDS_S]
 _EDGES = (*map(str, BOUNDS_S), "+Inf")
 

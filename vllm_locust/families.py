@@ -6,6 +6,8 @@ Promise: nothing is exported that is not here, under exactly this name and with 
 What it does not do: know values.
 """
 
+import itertools
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
@@ -15,6 +17,14 @@ from vllm_locust.timeline import METRICS
 PREFIX = "vllm_locust_"
 HISTOGRAMS = ("ttft", "itl", "tpot", "e2el")
 """Metrics that have buckets."""
+_VLLM_S = (
+    *(0.001, 0.005, 0.01, 0.02, 0.025, 0.04, 0.05, 0.06, 0.075, 0.08, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4),
+    *(0.5, 0.75, 0.8, 1, 1.5, 2, 2.5, 5, 7.5, 10, 15, 20, 30, 40, 50, 60, 80, 120, 160, 240, 480, 640),
+    *(960, 1920, 2560, 7680),
+)
+"""All bounds of vLLM's own four histograms, so that both sides can be compared bucket by bucket."""
+_FINE_S = (0.0005, 300)
+_STEP = 1.1
 _SCENARIO = ("scenario", "endpoint")
 _PHASE = (*_SCENARIO, "phase")
 
@@ -117,6 +127,19 @@ def quantiles_of(metric: str) -> str:
     """Return the name of the family with the percentiles of a metric."""
     return f"{PREFIX}{metric.removesuffix('_tokens')}_quantile_{METRICS[metric].unit}"
 
+
+def _bounds_s() -> tuple[float, ...]:
+    """Return vLLM's bounds, with steps of at most 10 % between them over the fine range."""
+    anchors = sorted({*_VLLM_S, *_FINE_S})
+    bounds = []
+    for low, high in itertools.pairwise(anchors):
+        steps = math.ceil(math.log(high / low, _STEP)) if high <= _FINE_S[1] else 1
+        bounds += [float(f"{low * (high / low) ** (i / steps):.3g}") for i in range(steps)]
+    return (*bounds, float(anchors[-1]))
+
+
+BOUNDS_S = _bounds_s()
+"""Of the buckets of all histograms."""
 
 FAMILIES = {family.name: family for family in (*_gauges(), *_counters(), *_latencies())}
 """By name, in the order in which they are exported."""

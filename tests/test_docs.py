@@ -582,7 +582,8 @@ def test_units_follow_the_text() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    for text, folder in ((README, ROOT), (CONTRIBUTING, ROOT), (DEFINITIONS, ROOT / "docs"), (LOAD, ROOT / "docs")):
+    for document in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        text, folder = document.read_text(), document.parent
         for target in re.findall(r"\]\(([^)]+)\)", text):
             path, _, anchor = target.partition("#")
             linked = (folder / path).read_bytes().decode(errors="replace") if path else text

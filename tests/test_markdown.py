@@ -113,3 +113,6 @@ def test_a_saved_run_is_printed_as_markdown(tmp_path: Path, capsys: pytest.Captu
     path = save(run, tmp_path)
     assert cli.main(["report", "--format", "markdown", str(path)]) == 0
     assert capsys.readouterr().out == text(run)
+    with pytest.raises(SystemExit, match="2"):  # not one of them in silence
+        cli.main(["report", "--format", "markdown", "--html", str(tmp_path / "page.html"), str(path)])
+    assert not (tmp_path / "page.html").exists()

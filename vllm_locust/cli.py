@@ -112,9 +112,10 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb = verbs.add_parser("report", help="print the report of a saved run")
     verb.set_defaults(act=_report)
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
-    verb.add_argument("--full", action="store_true", help="add a table for each metric")
-    verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
-    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts instead")
+    shape = verb.add_mutually_exclusive_group()
+    shape.add_argument("--full", action="store_true", help="add a table for each metric")
+    shape.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
+    shape.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts instead")
 
 
 def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -105,5 +105,54 @@ def variance_ratio_above(ratio: float, above: int, below: int) -> float:
     return _normal_above(((1 - b) * root - (1 - a)) / math.sqrt(b * root**2 + a))
 
 
+def student_above(t: float, freedom: float) -> float:
+    """Return how likely a value of Student's law is to be as high, for any number of degrees of freedom above 0.
+
+    Half the incomplete beta function at freedom / (freedom + t²) (Abramowitz and Stegun, 26.7.1 and 26.5.27).
+    """
+    if t < 0:
+        return 1 - student_above(-t, freedom)
+    if math.isinf(t):
+        return 0.0
+    return _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+
+
+def student_within(likely: float, freedom: float) -> float:
+    """Return the number that a value of Student's law exceeds, up or down, in all but `likely` of the cases."""
+    low, high = 0.0, 1.0
+    while student_above(high, freedom) > (1 - likely) / 2:
+        low, high = high, 2 * high
+    for _ in range(60):
+        middle = (low + high) / 2
+        low, high = (middle, high) if student_above(middle, freedom) > (1 - likely) / 2 else (low, middle)
+    return high
+
+
+def _incomplete_beta(x: float, a: float, b: float) -> float:
+    """Return the regularized incomplete beta function (its continued fraction: DLMF 8.17.22, by Lentz's method)."""
+    if x <= 0 or x >= 1:
+        return float(x >= 1)
+    if x > (a + 1) / (a + b + 2):  # where the fraction is slow, the other side is fast
+        return 1 - _incomplete_beta(1 - x, b, a)
+    log = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
+    fraction = numerator = 1.0
+    denominator = 0.0
+    for step in range(_TERMS):
+        half = step // 2
+        term = (
+            1.0
+            if not step
+            else half * (b - half) * x / ((a + step - 1) * (a + step))
+            if step % 2 == 0
+            else -(a + half) * (a + b + half) * x / ((a + step - 1) * (a + step))
+        )
+        denominator = 1 / (1 + term * denominator)
+        numerator = 1 + term / numerator
+        fraction *= numerator * denominator
+        if abs(numerator * denominator - 1) < _NEGLIGIBLE:
+            break
+    return math.exp(log) * (fraction - 1) / a
+
+
 def _normal_above(z: float) -> float:
     return math.erfc(z / math.sqrt(2)) / 2

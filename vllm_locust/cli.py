@@ -22,6 +22,7 @@ examples:
   locust -f locustfiles/mixed.py --host http://localhost:8000 -u 50 -r 50 -t 5m --headless
   locust -f locustfiles/mixed.py --host http://localhost:8000 --request-rate 20 -t 5m --headless
   vllm-locust report results/run_20260101-120000
+  vllm-locust compare results/before_20260101-120000 results/after_20260101-130000
   vllm-locust list results
 """
 
@@ -53,6 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(verbs)
     _add_check(verbs)
     _add_report(verbs)
+    _add_compare(verbs)
     _add_list(verbs)
     _add_demo(verbs)
     shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
@@ -116,6 +118,32 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     shape.add_argument("--full", action="store_true", help="add a table for each metric")
     shape.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
     shape.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts instead")
+
+
+def _add_compare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser(
+        "compare",
+        help="say what changed from one run to another, and what is chance",
+        usage="vllm-locust compare [options] BASE NEW\n       vllm-locust compare [options] --base RUN... --new RUN...",
+    )
+    verb.set_defaults(act=_compare)
+    verb.add_argument("runs", type=Path, nargs="*", metavar="RUN", help="a run.json, or the directory that it is in")
+    verb.add_argument(
+        "--base", type=Path, nargs="+", default=[], metavar="RUN", help="runs of the base, after restarts"
+    )
+    verb.add_argument("--new", type=Path, nargs="+", default=[], metavar="RUN", help="runs of what it is compared with")
+    verb.add_argument(
+        "--limit",
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help='how much worse a figure may be, like "ttft p95 +5%%" or "short: ttft p50 +10ms"; may be repeated',
+    )
+    verb.add_argument(
+        "--rule", choices=("tuned",), help="tuned: p95 TTFT has to be clearly lower, and mean ITL not clearly higher"
+    )
+    verb.add_argument("--force", action="store_true", help="compare what is incomparable")
+    verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
 
 
 def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -184,6 +212,27 @@ def _report(options: argparse.Namespace) -> int:
     else:
         print(report.text(run, full=options.full), end="")
     return ExitCode.OK
+
+
+def _compare(options: argparse.Namespace) -> int:
+    from vllm_locust import allowance, compare, comparison, results  # noqa: PLC0415 - verbs load what they need alone
+
+    base, new = options.base, options.new
+    if options.runs:
+        if len(options.runs) != 2 or base or new:  # noqa: PLR2004 - two sides
+            raise InputError("compare: give two runs, BASE NEW, or several a side: --base RUN... --new RUN...")
+        base, new = options.runs[:1], options.runs[1:]
+    if not base or not new:
+        raise InputError("compare: a side has no run; give BASE NEW, or --base RUN... --new RUN...")
+    found = comparison.compare(
+        [*map(results.load, base)],
+        [*map(results.load, new)],
+        allowances=[allowance.parse(text) for text in options.limit],
+        tuned=options.rule is not None,
+        force=options.force,
+    )
+    print(compare.as_markdown(found) if options.format == "markdown" else compare.text(found), end="")
+    return found.exit_code
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -191,3 +191,18 @@ class Histogram:
         if low is not None and high is not None:
             self.min = low if self.min is None else min(self.min, low)
             self.max = high if self.max is None else max(self.max, high)
+
+
+def stacked(histograms: Sequence[Histogram]) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+    """Return a row of counts for each histogram, and the ascending values that stand for the columns."""
+    every = Histogram()
+    for histogram in histograms:
+        every.merge(histogram)
+    occupied = every.counts.nonzero()[0]
+    table = np.zeros((len(histograms), 1 + occupied.size))
+    for row, histogram in zip(table, histograms, strict=True):
+        wide = np.zeros(every.counts.size)
+        start = histogram.first - every.first
+        wide[start : start + histogram.counts.size] = histogram.counts
+        row[0], row[1:] = histogram.zeros, wide[occupied]
+    return table, np.concatenate(([0.0], every._middles()[occupied]))  # noqa: SLF001 - of the same module

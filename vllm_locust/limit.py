@@ -93,8 +93,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def quantile(self) -> float | None:
         """What part of the samples lies below the percentile, absent for another statistic."""
-        match = _PERCENTILE.fullmatch(self.statistic)
-        return float(Decimal(match[1]) / 100) if match else None
+        return quantile(self.statistic)
 
     @property
     def bound_ns(self) -> int:
@@ -164,25 +163,37 @@ class Limited(Protocol):
 
 def parse(text: str, *, scope: str | None = None, where: str = "--limit") -> Limit:
     """Parse a limit; where the scope is given, the text has none. `where` names the key or flag in the error."""
-    where, scope, body = _scoped(text, scope, where)
+    where, scope, body = scoped(text, scope, where)
     match = _match(body, where, _EXAMPLE)
-    words, comparison, quantity = match[1].lower().split(), match[2], match[3]
-    metric, statistics = words[0] if words else "", words[1:]
+    comparison, quantity = match[2], match[3]
+    metric, statistic = measured(match[1], where, f"{comparison} {quantity}")
+    return _bounded(where, metric, statistic, comparison, quantity, scope)
+
+
+def measured(text: str, where: str, rest: str) -> tuple[str, str]:
+    """Parse metric and statistic; what follows them, and `where`, which ends in a colon, are for the errors."""
+    metric, *statistics = text.lower().split() or [""]
     if metric in PLAIN:
         if statistics:
-            raise InputError(f"{where} {metric} has no statistic; write it like {metric} {comparison} {quantity}")
-        return _bounded(where, metric, "", comparison, quantity, scope)
+            raise InputError(f"{where} {metric} has no statistic; write it like {metric} {rest}")
+        return metric, ""
     if metric not in METRICS:
         raise InputError(f"{where} no metric {metric!r}; there are {format_list((*METRICS, *PLAIN))}")
     if len(statistics) != 1:
         what = f"{' '.join(statistics)!r} is not one statistic" if statistics else "a statistic is missing"
         raise InputError(f"{where} {what} of {metric}; accepted are {_STATISTICS}")
-    return _bounded(where, metric, _statistic(statistics[0], where), comparison, quantity, scope)
+    return metric, _statistic(statistics[0], where)
+
+
+def quantile(statistic: str) -> float | None:
+    """Return what part of the samples lies below a percentile, absent for another statistic."""
+    match = _PERCENTILE.fullmatch(statistic)
+    return float(Decimal(match[1]) / 100) if match else None
 
 
 def parse_good(text: str, *, scope: str | None = None, where: str = "--goodput") -> tuple[Limit, ...]:
     """Parse what a good request has to meet; where the scope is given, the text has none."""
-    where, scope, body = _scoped(text, scope, where)
+    where, scope, body = scoped(text, scope, where)
     found = []
     for piece in _NEXT.split(body):
         match = _match(piece, where, _GOOD_EXAMPLE)
@@ -201,7 +212,7 @@ def split(text: str | None) -> tuple[str, ...]:
     return tuple(piece.strip() for piece in (text or "").split(SEPARATOR) if piece.strip())
 
 
-def _scoped(text: str, scope: str | None, where: str) -> tuple[str, str, str]:
+def scoped(text: str, scope: str | None, where: str) -> tuple[str, str, str]:
     """Return how errors begin, the scope, and what follows it. A part's name may have colons, the rest has none."""
     begun = f"{where}: {text!r}:"
     before, colon, body = text.rpartition(":")

@@ -26,10 +26,10 @@ def text(run: Run) -> str:
     parts = [
         [f"### {code(meta.name)}: {verdict}"],
         [f"- {code(reason)}" for reason in reasons],
-        _table([head.title for head in overview.HEADS], [[cell(name), *numbers] for name, *numbers in rows]),
+        table([head.title for head in overview.HEADS], [[cell(name), *numbers] for name, *numbers in rows]),
         _cells([overview.LEGEND]) if overview.marked(rows) else [],
-        _table(_LIMITS, limits),
-        _table(_OUTCOMES, [(cell(name), number, share) for name, number, share in outcome_rows(summary)]),
+        table(_LIMITS, limits),
+        table(_OUTCOMES, [(cell(name), number, share) for name, number, share in outcome_rows(summary)]),
         [f"Fidelity: {code(fidelity.line(summary['fidelity'], meta.generator_limits))}"],
         ["<details><summary>What was run, and what was remarked</summary>"],
         [*_list([*facts.of_setting(summary, meta), *facts.of_versions(meta)])],
@@ -52,7 +52,7 @@ def cell(text: str) -> str:
     return code(text).replace("|", "\\|")
 
 
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return a table whose first column is to the left; nothing without rows."""
     if not rows:
         return []

@@ -141,7 +141,7 @@ def _stability(recording: Recording, meta: Meta, told: Summary) -> Summary:
 
 def _warmup(recording: Recording, cells: Cells) -> Summary | None:
     """Return what was left out, null where nothing was; `s` is null where the run was over first."""
-    if not recording.steady_ns:
+    if not recording.steady_ns or recording.begin_ns >= recording.steady_ns:
         return None
     return {"s": recording.steady_ns / NS_PER_S if WARMUP not in recording.phases else None} | _asked(
         select(cells, phase=WARMUP)

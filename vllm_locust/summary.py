@@ -69,6 +69,10 @@ class Meta:
     """What `fidelity` is judged by, now and later."""
     limits: list[str] = field(default_factory=list)
     """What the run has to meet, now and later, as `vllm_locust.limit.parse` takes it."""
+    note: str = ""
+    """What somebody wanted to remember of it."""
+    server_config: str = ""
+    """How the server was started, without our key."""
     goodput: list[str] = field(default_factory=list)
     """What a good request was, a text for each scope; empty where nothing said so."""
     stability: bool = False

@@ -415,3 +415,12 @@ def test_a_limit_is_what_it_says(text: str, figure: Figure, *, rises: bool, most
     assert (parsed.figure, parsed.rises, parsed.relative) == (figure, rises, relative)
     assert parsed.most == pytest.approx(most)
     assert allowance.parse(parsed.text) == parsed
+
+
+def test_of_how_servers_were_started_the_words_that_differ_are_shown() -> None:
+    begun = "vllm serve llama --tensor-parallel-size 2 --max-num-seqs 256 --max-num-batched-tokens {} --port 8000"
+    found = compared([run(1, server_config=begun.format(2048))], [run(2, server_config=begun.format(8192) + " -O3")])
+    (only,) = found.differing
+    assert (only.what, only.base, only.new) == ("server", "2048", "8192 … -O3")
+    (only,) = compared([run(1, note="a")], [run(2)]).differing
+    assert (only.what, only.base, only.new) == ("note", "a", "unknown")

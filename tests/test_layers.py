@@ -72,6 +72,7 @@ LAYERS = [
         "summary",
         "verdict",
         "results",
+        "excerpt",
         "incidents",
         "overview",
         "facts",
@@ -140,6 +141,7 @@ WITHOUT_GEVENT = [
     ),
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "figures", "summary", "verdict", "terminal", "results"),
+    "excerpt",
     *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
     *(
         "incidents",

@@ -323,6 +323,8 @@ def test_custom_events_fire_once_per_request_with_what_the_recording_holds(tmp_p
         (["--connect-timeout", "none"], 2, "--connect-timeout is none, expected a duration like 10s"),
         (["--total-timeout", "soon"], 2, "--total-timeout: 'soon' is not a duration"),
         (["--prometheus-port", "70000"], 2, "--prometheus-port is '70000'"),
+        (["--server-config", "nowhere"], 2, "--server-config nowhere: cannot be read"),
+        (["--server-config", sys.executable], 2, "no UTF-8 text"),
     ],
 )
 def test_bad_input_is_refused_in_words_before_the_first_request(
@@ -431,6 +433,26 @@ exec(open({mixed!r}).read())
 def add(parser):
     parser.add_argument("--pass", is_secret=True, default="")
 """
+
+
+def test_a_note_and_how_the_server_was_started_are_kept_with_the_run_and_shown(tmp_path: Path) -> None:
+    config, secret = tmp_path / "server.txt", "sk-most-secret"
+    config.write_text(f"vllm serve tiny --max-num-seqs 64 \\\n  --api-key {secret}\n")
+    with simulator(tmp_path, *FAST, "--api-key", secret) as url:
+        given = ("--note", "before <b>tuning</b>\x1b[31m", "--server-config", str(config), "--html-report")
+        load = headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "2s")
+        code, output = run(tmp_path, [*load, *given, "--api-key", secret])
+    assert code == 0, output
+    meta = saved(tmp_path)["meta"]
+    assert meta["note"] == "before <b>tuning</b>\x1b[31m"
+    assert meta["server_config"] == "vllm serve tiny --max-num-seqs 64 \\\n  --api-key ***"
+    assert "Note      before <b>tuning</b>\\x1b[31m\n" in output
+    assert "max-num-seqs" not in output.replace(meta["command"], "")
+    (page,) = (tmp_path / "results").glob("*/report.html")
+    assert "--max-num-seqs 64" in page.read_text()
+    assert "<b>tuning" not in page.read_text()
+    full = [sys.executable, "-m", "vllm_locust", "report", "--full", str(page.parent)]
+    assert "Server    vllm serve tiny --max-num-seqs 64" in subprocess.check_output(full, text=True)
 
 
 def test_what_options_of_the_user_keep_secret_is_not_saved_with_the_command(tmp_path: Path, server: str) -> None:

@@ -85,3 +85,13 @@ def test_a_run_of_an_older_version_is_summed_up_as_a_report_does(
     path.write_text(json.dumps(content | {"summary": {}}))
     (row,) = [line.split() for line in listed(capsys, tmp_path) if line.startswith(path.parent.name)]
     assert row[3] == f"{content['summary']['total']['requests']:,}"
+
+
+def test_a_note_stands_under_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    saved(tmp_path, 9, note="tuned\x1b[31m " + "x" * 120)
+    saved(tmp_path, 8)
+    lines = listed(capsys, tmp_path)
+    (at,) = [number for number, line in enumerate(lines) if line.startswith("run9_")]
+    assert "".join(line.strip() for line in lines[at + 1 :]) == "tuned\\x1b[31m" + "x" * 120
+    assert lines[at - 1].startswith("run8_")
+    assert all(width_of(line) <= 100 for line in lines)

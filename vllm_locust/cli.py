@@ -114,6 +114,9 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb = verbs.add_parser("report", help="print the report of a saved run")
     verb.set_defaults(act=_report)
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
+    verb.add_argument("--from", dest="since", metavar="TIME", help="leave out what happened before, like 60s")
+    verb.add_argument("--to", dest="until", metavar="TIME", help="leave out what happened later, like 4m")
+    verb.add_argument("--scenario", help="only the requests of this one")
     shape = verb.add_mutually_exclusive_group()
     shape.add_argument("--full", action="store_true", help="add a table for each metric")
     shape.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
@@ -202,9 +205,11 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import markdown, page, report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import excerpt, markdown, page, report, results  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
+    if (options.since, options.until, options.scenario) != (None, None, None):
+        run = excerpt.excerpt(run, since=options.since, until=options.until, scenario=options.scenario)
     if options.html is not None:
         results.save_text(page.of_run(run), options.html)
     elif options.format == "markdown":

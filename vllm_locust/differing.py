@@ -7,6 +7,7 @@ question: such sides are not compared unless somebody insists.
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 
 from vllm_locust import facts, fidelity
 from vllm_locust.quantity import format_duration, format_list, format_rate
@@ -15,6 +16,8 @@ from vllm_locust.side import Side, scenarios, scopes
 
 _LENGTHS = 0.02
 """By how much mean lengths and durations may differ."""
+_FEW_WORDS = 8
+"""Of a text that is shown as it is."""
 EVENTS = 0.01
 """By how much tokens per event may differ for gaps between events to be the same thing."""
 
@@ -47,6 +50,8 @@ _ASPECTS = (
     _Aspect("seed", lambda run: str(run.meta.seed)),
     _Aspect("model", lambda run: run.meta.model),
     _Aspect("target", lambda run: run.meta.target),
+    _Aspect("note", lambda run: run.meta.note),
+    _Aspect("server", lambda run: run.meta.server_config),
     _Aspect("counting of tokens", lambda run: format_list(_counting(run))),
     _Aspect("spawn rate", lambda run: str(run.meta.load.get("spawn_rate") or "")),
     _Aspect("workers", lambda run: str(run.meta.load.get("workers") or "")),
@@ -67,8 +72,24 @@ def _asked(base: Side, new: Side) -> Iterator[Differing]:
     for aspect in _ASPECTS:
         ours, theirs = ({aspect.of(run): None for run in one.runs} for one in (base, new))
         if len(ours | theirs) > 1:
-            base_text, new_text = (" or ".join(text or "unknown" for text in texts) for texts in (ours, theirs))
+            base_text, new_text = _shown([*ours], [*theirs])
             yield Differing(aspect.what, base_text, new_text, prevents=aspect.prevents)
+
+
+def _shown(base: list[str], new: list[str]) -> tuple[str, str]:
+    """Say what the sides have; of two long texts, the words that only one of them has."""
+    words = [text.split() for text in (*base, *new)]
+    if len(words) == 2 and min(map(len, words)) > _FEW_WORDS:  # noqa: PLR2004 - one run a side
+        steps = [
+            step
+            for step in SequenceMatcher(None, words[0], words[1], autojunk=False).get_opcodes()
+            if step[0] != "equal"
+        ]
+        ours = [" ".join(words[0][begin:end]) for _, begin, end, _, _ in steps]
+        theirs = [" ".join(words[1][begin:end]) for _, _, _, begin, end in steps]
+        return " … ".join(filter(None, ours)) or "nothing more", " … ".join(filter(None, theirs)) or "nothing more"
+    ours_text, theirs_text = (" or ".join(text or "unknown" for text in texts) for texts in (base, new))
+    return ours_text, theirs_text
 
 
 def _load(run: Run) -> Iterator[str]:

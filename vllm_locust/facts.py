@@ -29,6 +29,7 @@ def of_setting(summary: Summary, meta: Meta) -> Facts:
     started = f", started {meta.started}" if meta.started else ""
     return [
         ("Run", [f"{meta.name} {meta.run}{started}"]),
+        ("Note", [meta.note] if meta.note else []),
         ("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
         ("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
         ("Load", [", ".join(asked(meta)) or _ABSENT]),
@@ -43,6 +44,7 @@ def of_versions(meta: Meta) -> Facts:
     scenario = f"scenario {meta.scenario_hash}" if meta.scenario_hash else ""
     return [
         ("Command", [meta.command] if meta.command else []),
+        ("Server", [meta.server_config] if meta.server_config else []),
         ("Versions", [part for part in (versions, scenario) if part]),
     ]
 

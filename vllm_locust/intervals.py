@@ -57,7 +57,7 @@ def intervals(recording: Recording) -> Iterator[Interval]:
     gauges: dict[int, dict[str, Gauges]] = {}
     for (worker, index), seen in recording.gauges.items():
         gauges.setdefault(index, {})[worker] = seen
-    for index in range(recording.window_count):
+    for index in recording.windows:
         start_ns, end_ns = recording.bounds_ns(index)
         yield Interval(
             index=index,

@@ -39,6 +39,12 @@ OPTIONS = (
     Option("--api-key", "Key of the server, also from OPENAI_API_KEY; never shown or saved", metavar="KEY"),
     Option("--seed", "Which requests are sent in which order; default: 0", default="0", form=True),
     Option("--name", "Name of the run, for its directory in --results; default: run", default="run", form=True),
+    Option("--note", "What to remember of the run, saved with it", form=True, metavar="TEXT"),
+    Option(
+        "--server-config",
+        "How the server was started: a file with its command or settings, saved with the run",
+        metavar="FILE",
+    ),
     Option("--results", "Where runs are saved; default: results", default="results", metavar="DIR"),
     Option(
         "--request-rate",

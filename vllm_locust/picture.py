@@ -52,7 +52,8 @@ def of_run(run: Run) -> Values:
     recording, every = run.recording, windows_per_column(run.recording.window_count)
     closed = recording.window_count
     window = overview.rows(window_of(recording, closed - 1, run.meta)) if closed else []
-    drawn = [*columns(recording, run.meta.generator_limits, every=every, first=0, closed=closed)]
+    first = recording.windows.start // every
+    drawn = [*columns(recording, run.meta.generator_limits, every=every, first=first, closed=closed)]
     return {
         **frame(recording, run.meta, run.summary),
         "tables": {**tables(run.meta, run.summary, window), "settings": _settings(run)},
@@ -60,8 +61,8 @@ def of_run(run: Run) -> Values:
         "state": "stopped",
         "verdict": verdict_lines(run.summary, run.meta),
         "every": every,
-        "from": 0,
-        "next": len(drawn),
+        "from": first,
+        "next": first + len(drawn),
         "columns": drawn,
     }
 
@@ -122,7 +123,7 @@ def windows_per_column(windows: int) -> int:
 def columns(recording: Recording, limits: Limits, *, every: int, first: int, closed: int) -> Iterator[Values]:
     """Yield the columns from one on; `limits` say how far the generator may be off, and so many windows are closed."""
     for number in range(first, -(-recording.window_count // every)):
-        windows = range(number * every, min((number + 1) * every, recording.window_count))
+        windows = range(max(number * every, recording.windows.start), min((number + 1) * every, recording.window_count))
         yield {"index": number, "whole": windows[-1] < closed, **_column(recording, limits, windows)}
 
 

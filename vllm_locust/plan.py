@@ -23,9 +23,12 @@ from vllm_locust.quantity import duration_s, format_list, share
 from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import LOAD_KEYS, Given, Scenario
+from vllm_locust.secret import blotted
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.users import StreamUser, task_tags
 
+_LONGEST_CONFIG = 65_536
+"""Of what says how the server was started: whoever reads a run wants a command, and not a log."""
 _LONG_RAMP = 0.25
 """Share of a run above which its ramp-up is worth a remark."""
 
@@ -249,6 +252,25 @@ def generator_limits(options: Any) -> Limits:  # noqa: ANN401 - an argparse name
     texts = {name: getattr(options, flag.removeprefix("--").replace("-", "_")) for name, flag in FLAGS.items()}
     given = {name: share(text, where=FLAGS[name]) for name, text in texts.items() if text not in (None, "")}
     return Limits(**given, given=tuple(given))
+
+
+def server_config(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
+    """Return the text of the file that says how the server was started, without our key; empty where none is given."""
+    if not options.server_config:
+        return ""
+    where = f"--server-config {options.server_config}"
+    try:
+        data = Path(options.server_config).read_bytes()
+        text = data.decode()
+    except OSError as error:
+        raise InputError(f"{where}: cannot be read ({error.strerror})") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{where}: no UTF-8 text (byte {error.start}); give the command or the settings") from error
+    if len(data) > _LONGEST_CONFIG:
+        raise InputError(
+            f"{where}: {len(data):,} bytes, at most {_LONGEST_CONFIG:,} are kept; leave out what is not asked"
+        )
+    return blotted(text.strip(), options.api_key or os.environ.get("OPENAI_API_KEY"))
 
 
 def request_log(options: Any) -> str:  # noqa: ANN401 - an argparse namespace

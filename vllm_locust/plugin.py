@@ -122,6 +122,7 @@ class Plugin:
         self._prepared: plan.Plan | None = None
         self._started = ""
         self._name = "run"
+        self._note = ""
         self._reset = False
         """Whether --reset-stats has had its one reset of the run."""
         self._run: results.Run | None = None
@@ -135,6 +136,7 @@ class Plugin:
         plan.generator_limits(self._options)
         plan.request_log(self._options)
         plan.timeouts(self._options)
+        self._server_config = plan.server_config(self._options)
         self._exporter = exporter.Exporter(self._snapshot)
         self._fill_in()
         results.check_writable(self._results)
@@ -217,6 +219,7 @@ class Plugin:
         self._written.wait()  # the run before may still be writing
         self._run = self._saved = self._page = self._log = None
         self._name, self._reset = self._options.name or "run", False
+        self._note = self._options.note or ""
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
         settings = prepared.settings
@@ -370,6 +373,8 @@ class Plugin:
             locust_version=locust.__version__,
             python_version=platform.python_version(),
             command=self._command,
+            note=self._note,
+            server_config=self._server_config,
             target=prepared.settings.target,
             model=prepared.settings.model,
             scenarios={cls: s.name for cls, s in prepared.scenarios.items()},

@@ -290,6 +290,8 @@ class Recording:
         self.grid = Grid(window_ns)
         self.steady_ns = 0
         """When the warm-up ends, 0 where there is none."""
+        self.begin_ns = 0
+        """Where a part of a run begins that was cut out of it (see `vllm_locust.excerpt`)."""
         self.stages_ns: list[int] = []
         """When each stage begins, and when the last one ends; empty without stages."""
         self.length_ns: int | None = None
@@ -398,17 +400,26 @@ class Recording:
     @property
     def since_ns(self) -> int:
         """When what the run is judged by begins: at the end of the warm-up, if it came to that."""
-        return self.steady_ns if self.length_ns is None or self.steady_ns < self.length_ns else 0
+        return max(self.begin_ns, self.steady_ns if self._warm else 0)
 
     @property
     def phases(self) -> tuple[str, ...]:
         """Those whose latencies are told: where the run was over before its warm-up was, there is nothing else."""
-        return (STEADY,) if self.since_ns == self.steady_ns else (STEADY, WARMUP)
+        return (STEADY,) if self._warm else (STEADY, WARMUP)
+
+    @property
+    def _warm(self) -> bool:
+        return self.length_ns is None or self.steady_ns < self.length_ns
 
     def whole_ns(self, length_ns: int) -> int:
         """Return a length without a last window that would be a mere sliver: timers are some milliseconds late."""
         since_ns, _ = self.grid.bounds(self.grid.index(length_ns))
         return since_ns if since_ns > 0 and length_ns - since_ns < _SLIVER * self.window_ns else length_ns
+
+    @property
+    def windows(self) -> range:
+        """Numbers of the windows of the run so far."""
+        return range(self.grid.index(self.begin_ns), self.window_count)
 
     @property
     def steady_windows(self) -> range:

@@ -5,6 +5,7 @@ Promise: every run file below the directory has a row, or a line that says what 
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 from vllm_locust import facts
@@ -29,7 +30,7 @@ _LOAD_WIDTH = 18
 
 def text(directory: Path) -> str:
     """Return a table for each scenario and server, the latest run last; raises `InputError` where there is no run."""
-    groups: dict[str, list[tuple[str, list[str]]]] = defaultdict(list)
+    groups: dict[str, list[tuple[str, list[str], str]]] = defaultdict(list)
     unreadable: list[str] = []
     for file in sorted(directory.glob(f"**/{FILE_NAME}")):
         try:
@@ -38,16 +39,23 @@ def text(directory: Path) -> str:
             unreadable += wrapped(printable(str(error)), COLUMNS)
         else:
             row = _row(str(file.parent.relative_to(directory)), run)
-            groups[_sent(run.meta)].append((run.meta.started, row))
+            groups[_sent(run.meta)].append((run.meta.started, row, run.meta.note))
     if not groups and not unreadable:
         raise InputError(f"{directory}: no {FILE_NAME} in it or below; give a directory that runs were saved in")
     return "\n\n".join("\n".join(part) for part in (*_tables(groups), unreadable) if part) + "\n"
 
 
-def _tables(groups: dict[str, list[tuple[str, list[str]]]]) -> Iterator[list[str]]:
+def _tables(groups: dict[str, list[tuple[str, list[str], str]]]) -> Iterator[list[str]]:
     for sent, found in groups.items():
-        rows = [row for _, row in sorted(found)]
-        yield [*wrapped(printable(sent), COLUMNS), *(line.rstrip() for line in table(_HEADS, rows))]
+        found.sort()
+        lines = [line.rstrip() for line in table(_HEADS, [row for _, row, _ in found])]
+        heads, rows = lines[: -len(found)], lines[-len(found) :]
+        noted = ([row, *_note(note)] for row, (_, _, note) in zip(rows, found, strict=True))
+        yield [*wrapped(printable(sent), COLUMNS), *heads, *chain.from_iterable(noted)]
+
+
+def _note(note: str) -> list[str]:
+    return [f"  {line}" for line in wrapped(printable(note), COLUMNS - 2)] if note else []
 
 
 def _sent(meta: Meta) -> str:

@@ -69,6 +69,10 @@ class Meta:
     """What `fidelity` is judged by, now and later."""
     limits: list[str] = field(default_factory=list)
     """What the run has to meet, now and later, as `vllm_locust.limit.parse` takes it."""
+    note: str = ""
+    """What somebody wanted to remember of it."""
+    server_config: str = ""
+    """How the server was started, without our key."""
     goodput: list[str] = field(default_factory=list)
     """What a good request was, a text for each scope; empty where nothing said so."""
     stability: bool = False
@@ -141,7 +145,7 @@ def _stability(recording: Recording, meta: Meta, told: Summary) -> Summary:
 
 def _warmup(recording: Recording, cells: Cells) -> Summary | None:
     """Return what was left out, null where nothing was; `s` is null where the run was over first."""
-    if not recording.steady_ns:
+    if not recording.steady_ns or recording.begin_ns >= recording.steady_ns:
         return None
     return {"s": recording.steady_ns / NS_PER_S if WARMUP not in recording.phases else None} | _asked(
         select(cells, phase=WARMUP)

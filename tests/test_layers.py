@@ -113,7 +113,9 @@ LAYERS = [
         "host",
         "plugin",
         "check",
+        "child",
         "demo",
+        "gate",
     ),
     *("simulated_faults", "simulated", "simulated_metrics", "simulated_wire", "simulator", "faults", "cli", "__main__"),
 ]
@@ -160,6 +162,8 @@ WITHOUT_GEVENT = [
         "rule",
         "comparison",
         "compare",
+        "child",
+        "gate",
         "sheet",
         "page",
         "families",

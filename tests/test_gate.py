@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-from processes import MIXED, Process, assert_clean, headless, process, simulator, wait_for
+from processes import MIXED, Process, assert_clean, headless, locust, process, simulator, wait_for
 from test_demo import left
 
 from vllm_locust import gate
@@ -252,6 +252,18 @@ def test_a_run_that_cannot_be_made_fails_as_it_does(
     lines = [f"run: exit code {code}", "nothing was saved: see what the run said", f"failed (exit code {code})"]
     assert [line[10:] for line in said.splitlines()[-3:]] == lines
     assert headings(summary.read_text()) == [f"Gate: {lines[-1]}"]
+
+
+@pytest.mark.parametrize(("place", "code"), [("saved.txt", 0), ("nowhere/saved.txt", 1)])
+def test_a_run_tells_a_script_where_it_was_saved(tmp_path: Path, server: str, place: str, code: int) -> None:
+    command = locust(*headless(tmp_path, server, *LOAD, "-t", "2s", "--results", "here", "--saved-path", place))
+    found, said = ran(tmp_path, command)
+    assert found == code, said
+    (saved,) = (tmp_path / "here").glob(f"*/{FILE_NAME}")
+    if code:
+        assert f"{place}: cannot be written to (No such file or directory)" in said
+    else:
+        assert (tmp_path / place).read_text() == str(saved)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from markdown_it import MarkdownIt
-from processes import MIXED, Process, assert_clean, headless, process, simulator, wait_for
+from processes import MIXED, Process, assert_clean, headless, locust, process, simulator, wait_for
 from test_demo import left
 
 from vllm_locust import gate
@@ -121,13 +121,14 @@ def test_the_same_server_passes_and_its_baseline_stays(
 def test_a_slower_server_is_worse_and_fails(tmp_path: Path, slower: str, first: tuple[Path, str, str]) -> None:
     baseline, _, _ = first
     summary = tmp_path / "summary.md"
-    options = ("--baseline", str(baseline / FILE_NAME), "--summary", str(summary))
+    options = ("--baseline", str(baseline / FILE_NAME), "--summary", str(summary), "--html", "comparison.html")
     code, said = ran(tmp_path, gated(tmp_path, slower, *options))
     assert code == 3, said
     assert "\nVerdict   ok\n" in said  # of the run by itself
     assert said.endswith("\n          failed (exit code 3)\n")
     assert "\nGate      run: ok\n          comparison: worse: " in said
     assert headings(summary.read_text())[0] == "Gate: failed (exit code 3)"
+    assert (tmp_path / "comparison.html").read_text().startswith("<!doctype html>")
 
 
 def test_a_limit_on_the_difference_is_held_to_several_runs(
@@ -156,6 +157,8 @@ DAMAGED = "damaged.json"
         (["--baseline", "/proc/a/b", "--save-baseline"], "--baseline /proc/a/b: cannot be written to"),
         (["--save-baseline"], "--save-baseline is for a comparison; name what to compare with by --baseline"),
         (["--rule", "tuned"], "--rule is for a comparison"),
+        (["--html", "comparison.html"], "--html is for a comparison"),
+        (["--baseline", "a", "--save-baseline", "--html", "b/c.html"], "--html b/c.html: there is no such directory"),
         (["--limit-difference", "ttft p95 +5%"], "--limit-difference is for a comparison"),
         (["--limit-difference", "ttft p95 < 5s"], "--limit-difference"),
         (["--summary", "nowhere/summary.md"], "--summary nowhere/summary.md: cannot be written to"),
@@ -252,6 +255,18 @@ def test_a_run_that_cannot_be_made_fails_as_it_does(
     lines = [f"run: exit code {code}", "nothing was saved: see what the run said", f"failed (exit code {code})"]
     assert [line[10:] for line in said.splitlines()[-3:]] == lines
     assert headings(summary.read_text()) == [f"Gate: {lines[-1]}"]
+
+
+@pytest.mark.parametrize(("place", "code"), [("saved.txt", 0), ("nowhere/saved.txt", 1)])
+def test_a_run_tells_a_script_where_it_was_saved(tmp_path: Path, server: str, place: str, code: int) -> None:
+    command = locust(*headless(tmp_path, server, *LOAD, "-t", "2s", "--results", "here", "--saved-path", place))
+    found, said = ran(tmp_path, command)
+    assert found == code, said
+    (saved,) = (tmp_path / "here").glob(f"*/{FILE_NAME}")
+    if code:
+        assert f"{place}: cannot be written to (No such file or directory)" in said
+    else:
+        assert (tmp_path / place).read_text() == str(saved)
 
 
 @pytest.mark.parametrize(

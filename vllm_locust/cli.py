@@ -188,6 +188,7 @@ def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="FILE",
         help="add what came out to it, as Markdown (default: $GITHUB_STEP_SUMMARY)",
     )
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page of the comparison with charts, too")
     verb.add_argument("locust", nargs="*", metavar="OPTIONS", help="options of locust, after --")
 
 
@@ -295,6 +296,7 @@ def _gate(options: argparse.Namespace) -> int:
         allowances=tuple(allowance.parse(text, where=gate.LIMIT) for text in options.limit_difference),
         tuned=options.rule is not None,
         summary=options.summary,
+        html=options.html,
     )
     return gate.run(asked)
 

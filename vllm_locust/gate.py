@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_locust import allowance, child, compare, comparison, markdown, results
+from vllm_locust import allowance, child, compare, comparison, markdown, page, results
 from vllm_locust.allowance import Allowance
 from vllm_locust.comparison import Comparison
 from vllm_locust.errors import ExitCode, InputError
@@ -44,13 +44,14 @@ class Gate:
     tuned: bool = False
     summary: Path | None = None
     """File that Markdown is added to."""
+    html: Path | None = None
+    """File for the comparison with charts."""
 
 
 def run(gate: Gate) -> int:
     """Run, compare, tell; returns the exit code. Raises `InputError` before anything is sent."""
     base = _base(gate)
-    if gate.summary is not None:
-        _add(gate.summary, "")
+    _check_outputs(gate)
     code, saved = _measured(gate.locust)
     facts = [f"run: exit code {code}" if code else "run: ok"]
     ran = None if saved is None else results.load(saved)
@@ -67,12 +68,14 @@ def run(gate: Gate) -> int:
         facts.append(fact)
     verdict = f"failed (exit code {code:d})" if code else "passed"
     _print(found, [*facts, verdict])
-    if gate.summary is not None:
-        try:
+    try:
+        if gate.summary is not None:
             _add(gate.summary, _markdown(ran, found, facts, verdict))
-        except InputError as error:  # the disk is full, say: what the run was worth is known all the same
-            print(f"vllm-locust: {error}", file=sys.stderr)
-            code = code or ExitCode.NOT_RUN
+        if gate.html is not None and found is not None:
+            results.save_text(page.of_comparison(found), gate.html)
+    except InputError as error:  # the disk is full, say: what the run was worth is known all the same
+        print(f"vllm-locust: {error}", file=sys.stderr)
+        code = code or ExitCode.NOT_RUN
     return code
 
 
@@ -83,7 +86,12 @@ def _base(gate: Gate) -> list[Run]:
     if any(word.partition("=")[0] == "--saved-path" for word in gate.locust):
         raise InputError("gate: --saved-path is how it finds the run; leave it out")
     if not gate.baseline:
-        given = {"--save-baseline": gate.store, LIMIT: bool(gate.allowances), "--rule": gate.tuned}
+        given = {
+            "--save-baseline": gate.store,
+            LIMIT: bool(gate.allowances),
+            "--rule": gate.tuned,
+            "--html": gate.html is not None,
+        }
         if flag := next((flag for flag, is_given in given.items() if is_given), None):
             raise InputError(f"gate: {flag} is for a comparison; name what to compare with by --baseline RUN")
         return []
@@ -100,6 +108,13 @@ def _base(gate: Gate) -> list[Run]:
     base = [results.load(path) for path in gate.baseline]
     allowance.check_parts(gate.allowances, scenarios(side(base)), LIMIT)
     return base
+
+
+def _check_outputs(gate: Gate) -> None:
+    if gate.summary is not None:
+        _add(gate.summary, "")
+    if gate.html is not None and not gate.html.absolute().parent.is_dir():
+        raise InputError(f"--html {gate.html}: there is no such directory; give another file")
 
 
 def _vacant(path: Path) -> bool:

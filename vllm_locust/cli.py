@@ -147,6 +147,7 @@ def _add_compare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     verb.add_argument("--force", action="store_true", help="compare what is incomparable")
     verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts, too")
 
 
 def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -222,7 +223,8 @@ def _report(options: argparse.Namespace) -> int:
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from vllm_locust import allowance, compare, comparison, results  # noqa: PLC0415 - verbs load what they need alone
+    # Verbs load what they need alone.
+    from vllm_locust import allowance, compare, comparison, page, results  # noqa: PLC0415
 
     base, new = options.base, options.new
     if options.runs:
@@ -238,6 +240,8 @@ def _compare(options: argparse.Namespace) -> int:
         tuned=options.rule is not None,
         force=options.force,
     )
+    if options.html is not None:
+        results.save_text(page.of_comparison(found), options.html)
     print(compare.as_markdown(found) if options.format == "markdown" else compare.text(found), end="")
     return found.exit_code
 

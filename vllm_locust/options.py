@@ -103,7 +103,10 @@ OPTIONS = (
     ),
     Option("--stage-time", "How long each stage takes; default: 60s", form=True, metavar="TIME"),
     Option(
-        "--window", "Length of the windows of live figures and of the verdict on stability; default: 10s", default="10s"
+        "--window",
+        "Length of the windows of live figures, of the verdict on stability and of comparisons; "
+        "default: a thirtieth of -t, at least 1s and at most 10s",
+        metavar="TIME",
     ),
     Option(
         "--continuous-usage",
@@ -152,7 +155,7 @@ OPTIONS = (
         "Most that 1 percent of the token times may be uncertain by, of the median gap; default: 5%%",
         metavar="SHARE",
     ),
-    Option("--max-generator-cpu", "Most of a core that a worker may use in any window; default: 90%%", metavar="SHARE"),
+    Option("--max-generator-cpu", "Most of a core that a worker may use in any 10 s; default: 90%%", metavar="SHARE"),
     Option(
         "--max-core-wait",
         "Most of the time for which a worker needs a core that it may wait for one; default: 20%%",

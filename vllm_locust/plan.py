@@ -19,7 +19,7 @@ from vllm_locust.limit import Limit
 from vllm_locust.load import Load
 from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
-from vllm_locust.quantity import NS_PER_S, duration_s, format_list, share
+from vllm_locust.quantity import duration_s, format_list, share
 from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import LOAD_KEYS, Given, Scenario
@@ -138,7 +138,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         goodput=goodput,
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
-        window_ns=_window_ns(options.window),
+        window_ns=loadspec.window_ns(options.window, load, options.run_time),
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=kept_tags,
         exclude_tags=exclude,
@@ -394,13 +394,6 @@ def _keep_alive(value: str) -> bool:
     if value not in ("keep-alive", "new"):
         raise InputError(f"--connection is {value!r}, expected keep-alive or new")
     return value == "keep-alive"
-
-
-def _window_ns(value: str | float) -> int:
-    window_s = duration_s(value, where="--window")
-    if window_s < 1:
-        raise InputError(f"--window is {value}, expected at least 1s")
-    return round(window_s * NS_PER_S)
 
 
 def _whole(flag: str, value: object) -> int:

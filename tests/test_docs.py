@@ -26,6 +26,7 @@ from vllm_locust import (
     limit,
     loadspec,
     requestlog,
+    samples,
     scenario,
     slowest,
     spikes,
@@ -319,6 +320,12 @@ def test_the_columns_of_the_log_are_those_of_its_rows() -> None:
         requestlog.TEXTS
     )
     assert f"up to {requestlog.MOST_BYTES // 1_000_000} MB" in told
+
+
+def test_the_fields_of_a_sample_are_those_of_its_file() -> None:
+    told = section("Samples of answers", DEFINITIONS)
+    assert names(told) == list(samples.Sample.__struct_fields__)
+    assert f"{samples.KEPT_CHARACTERS:,} characters" in told
 
 
 def test_the_time_limits_have_the_same_default_everywhere(parser: dict[str, Any]) -> None:

@@ -248,7 +248,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import excerpt, markdown, page, report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import excerpt, markdown, page, report, results, samples  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
     if (options.since, options.until, options.scenario) != (None, None, None):
@@ -259,6 +259,8 @@ def _report(options: argparse.Namespace) -> int:
         print(markdown.text(run), end="")
     else:
         print(report.text(run, full=options.full), end="")
+        if kept := samples.line(options.run):
+            print(f"{'Samples':10}{kept}")
     return ExitCode.OK
 
 

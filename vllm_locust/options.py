@@ -125,6 +125,11 @@ OPTIONS = (
         const="jsonl",
     ),
     Option("--log-text", "Have prompts and answers in the log of requests, too", switch=True),
+    Option(
+        "--save-samples",
+        "Save so many prompts and answers of each scenario beside the run, the same ones for the same seed",
+        metavar="K",
+    ),
     Option("--skip-bad-prompts", "Leave unusable lines of prompt files out", switch=True),
     Option("--connect-timeout", "How long to wait for a connection; default: 10s", default="10s"),
     Option(

@@ -72,6 +72,7 @@ LAYERS = [
         "summary",
         "verdict",
         "results",
+        "vllm_bench",
         "excerpt",
         "incidents",
         "overview",

@@ -54,7 +54,7 @@ def check_writable(directory: Path) -> None:
 def save(run: Run, directory: Path) -> Path:
     """Write `<directory>/<name>_<time>/run.json` and return its path; what is there already stays."""
     try:
-        target = _new_directory(directory, f"{_slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
+        target = _new_directory(directory, f"{slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
         try:
             with replacing(target) as file:
                 file.writelines(_encoded(run))
@@ -71,13 +71,13 @@ def _encoded(run: Run) -> Iterator[bytes]:
     frame = {**run.recording.save_frame(), "windows": []}
     content = {"format": FORMAT, "meta": msgspec.to_builtins(run.meta), "summary": run.summary, "recording": frame}
     end = b"]}}"
-    yield _encode(content).removesuffix(end)
+    yield encode(content).removesuffix(end)
     for number, window in enumerate(run.recording.save_windows()):
-        yield (b"," if number else b"") + _encode(window)
+        yield (b"," if number else b"") + encode(window)
     yield end + b"\n"
 
 
-def _encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
+def encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
     """Encode strict JSON: msgspec writes what is not finite as null."""
     try:
         return msgspec.json.encode(content)
@@ -121,7 +121,7 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
     """Return a name as one harmless part of a path, short enough for a file system in any script."""
     return re.sub(r"[^\w.-]+", "-", name)[:50].strip(".-") or "run"
 

@@ -71,6 +71,7 @@ LAYERS = [
         "stability",
         "summary",
         "verdict",
+        "bench_run",
         "results",
         "vllm_bench",
         "excerpt",
@@ -142,6 +143,7 @@ WITHOUT_GEVENT = [
     ),
     "cpu",
     *("tally", "recorder", "workers", "fidelity", "judgement", "figures", "summary", "verdict", "terminal", "results"),
+    "bench_run",
     "excerpt",
     *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
     *(

@@ -72,7 +72,9 @@ LAYERS = [
         "stability",
         "summary",
         "verdict",
+        "bench_run",
         "results",
+        "vllm_bench",
         "excerpt",
         "incidents",
         "overview",
@@ -146,6 +148,7 @@ WITHOUT_GEVENT = [
     "cpu",
     "samples",
     *("tally", "recorder", "workers", "fidelity", "judgement", "figures", "summary", "verdict", "terminal", "results"),
+    "bench_run",
     "excerpt",
     *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
     *(

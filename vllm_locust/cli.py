@@ -117,7 +117,7 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
     verb.add_argument("--from", dest="since", metavar="TIME", help="leave out what happened before, like 60s")
     verb.add_argument("--to", dest="until", metavar="TIME", help="leave out what happened later, like 4m")
-    verb.add_argument("--scenario", help="only the requests of this one")
+    verb.add_argument("--scenario", action="append", default=[], help="only the requests of this one; repeatable")
     shape = verb.add_mutually_exclusive_group()
     shape.add_argument("--full", action="store_true", help="add a table for each metric")
     shape.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
@@ -251,8 +251,12 @@ def _report(options: argparse.Namespace) -> int:
     from vllm_locust import excerpt, markdown, page, report, results, samples  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
-    if (options.since, options.until, options.scenario) != (None, None, None):
-        run = excerpt.excerpt(run, since=options.since, until=options.until, scenario=options.scenario)
+    since, until = (
+        None if text is None else duration_s(text, where=flag)
+        for flag, text in (("--from", options.since), ("--to", options.until))
+    )
+    if options.scenario or since is not None or until is not None:
+        run = excerpt.excerpt(run, since_s=since, until_s=until, scenarios=options.scenario)
     if options.html is not None:
         results.save_text(page.of_run(run), options.html)
     elif options.format == "markdown":

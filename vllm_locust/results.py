@@ -19,6 +19,7 @@ import msgspec
 from vllm_locust import recording as recordings
 from vllm_locust.errors import InputError
 from vllm_locust.figures import Summary
+from vllm_locust.older import upgraded
 from vllm_locust.recording import Recording
 from vllm_locust.summary import Meta, summary
 
@@ -160,7 +161,7 @@ def load(path: Path) -> Run:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     saved = _decode(data, file)
     try:
-        return Run.of(recordings.load(saved["recording"]), msgspec.convert(saved["meta"], Meta))
+        return Run.of(recordings.load(upgraded(saved["recording"])), msgspec.convert(saved["meta"], Meta))
     except (
         *(ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError),
         msgspec.ValidationError,  # only since 0.21 a ValueError

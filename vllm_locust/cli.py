@@ -60,8 +60,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(verbs)
     shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
     shown.set_defaults(act=_options)
-    path = verbs.add_parser("path", help="print where a packaged scenario or example locustfile is")
-    path.add_argument("name", help="like mixed.py or mixed.toml")
+    path = verbs.add_parser("path", help="print where a packaged scenario, example locustfile or JSON schema is")
+    path.add_argument("name", help="like mixed.py, mixed.toml or run.schema.json")
     path.set_defaults(act=_path)
     return parser
 
@@ -353,9 +353,10 @@ def _path(options: argparse.Namespace) -> int:
 def _packaged(name: str) -> Path:
     """Return where a packaged file is, in the wheel or in a checkout."""
     here = Path(__file__).parent
-    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios")]
+    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios", "assets")]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in (".py", ".toml")}
+    kinds = (".py", ".toml", ".json")
+    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in kinds}
     raise InputError(f"{name!r} is not packaged; there are {format_list(sorted(known))}")

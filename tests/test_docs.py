@@ -122,9 +122,9 @@ def parser() -> dict[str, Any]:
     """What Locust's parser, with our options in it, has and makes of the commands."""
     env = {name: value for name, value in os.environ.items() if not re.match("(VLLM_)?LOCUST_", name)}
     command = [sys.executable, "-c", LOCUSTS_PARSER]
-    result = subprocess.run(
-        command, check=False, input=json.dumps(of("locust")), capture_output=True, text=True, env=env
-    )
+    handed_on = [words[words.index("--") + 1 :] for words in of("vllm-locust") if "--" in words]
+    asked = json.dumps([*of("locust"), *handed_on])
+    result = subprocess.run(command, check=False, input=asked, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr
     return dict(json.loads(result.stdout))
 
@@ -152,7 +152,7 @@ def test_locust_accepts_every_locust_command(parser: dict[str, Any]) -> None:
 
 
 def test_every_verb_accepts_its_commands() -> None:
-    assert {words[0] for words in of("vllm-locust")} == {"check", "compare", "list", "report", "simulate"}
+    assert {words[0] for words in of("vllm-locust")} == {"check", "compare", "gate", "list", "report", "simulate"}
     for words in of("vllm-locust"):
         assert cli._parser().parse_args(words).act
 

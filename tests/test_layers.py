@@ -116,7 +116,9 @@ LAYERS = [
         "host",
         "plugin",
         "check",
+        "child",
         "demo",
+        "gate",
     ),
     *("simulated_faults", "simulated", "simulated_metrics", "simulated_wire", "simulator", "faults", "cli", "__main__"),
 ]
@@ -165,6 +167,8 @@ WITHOUT_GEVENT = [
         "comparison",
         "compare",
         "contrast",
+        "child",
+        "gate",
         "sheet",
         "page",
         "families",

@@ -46,6 +46,7 @@ OPTIONS = (
         metavar="FILE",
     ),
     Option("--results", "Where runs are saved; default: results", default="results", metavar="DIR"),
+    Option("--saved-path", "File that gets the path of the saved run.json, for scripts", metavar="FILE"),
     Option(
         "--request-rate",
         "Requests per second, like 20, or 5 for 60s, to 50 over 2m; default: users ask again once answered",

@@ -108,6 +108,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     stability = bool(options.stability) or any(s.stability for s in scenarios.values())
     if stability:
         check_stability(load)
+    window_ns = loadspec.window_ns(options.window, load, options.run_time)
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
     remarks = [*_remarks(streaming, scenarios, target)]
@@ -138,7 +139,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         goodput=goodput,
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
-        window_ns=loadspec.window_ns(options.window, load, options.run_time),
+        window_ns=window_ns,
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=kept_tags,
         exclude_tags=exclude,

@@ -282,6 +282,8 @@ class Plugin:
             self._saved = results.save(self._run, self._results)
             self._save_kept(self._saved.parent)
             self._page = self._save_page(self._saved.parent) if self._options.html_report else None
+            if self._options.saved_path:
+                results.save_text(str(self._saved.absolute()), Path(self._options.saved_path))
         except InputError as error:  # the disk is full, say: what was measured is shown all the same
             logger.error("%s is not saved: %s", "the report" if self._saved else "the run", error)
             code = ExitCode.NOT_RUN

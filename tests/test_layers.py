@@ -57,6 +57,7 @@ LAYERS = [
         "spool",
         "requestlog",
         "samples",
+        "pairs",
         "dispatch",
         "generator",
         "probe",
@@ -147,7 +148,7 @@ WITHOUT_GEVENT = [
         "run",
     ),
     "cpu",
-    "samples",
+    *("samples", "pairs"),
     *(
         "tally",
         "recorder",

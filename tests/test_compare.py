@@ -6,7 +6,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+from test_samples import example
 from windowed import Change, Traffic, log_normal, recorded, steadily
 
 from vllm_locust import allowance, chance, cli, compare
@@ -424,3 +426,22 @@ def test_of_how_servers_were_started_the_words_that_differ_are_shown() -> None:
     assert (only.what, only.base, only.new) == ("server", "2048", "8192 … -O3")
     (only,) = compared([run(1, note="a")], [run(2)]).differing
     assert (only.what, only.base, only.new) == ("note", "a", "unknown")
+
+
+def test_answers_that_both_runs_kept_are_side_by_side_and_not_in_markdown(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base, new = save(run(1), tmp_path), save(run(2, name="b"), tmp_path)
+    kept = example(answer="It is so, and so.", output_tokens=5)
+    cut = msgspec.structs.replace(kept, answer="It is so", output_tokens=3)
+    for path, sample in ((base, kept), (new, cut)):
+        (path.parent / "samples.jsonl").write_bytes(msgspec.json.encode(sample) + b"\n")
+    assert cli.main(["compare", str(base), str(new.parent), "--html", str(tmp_path / "page.html")]) == 0
+    shown = capsys.readouterr().out
+    assert "answers to 1 prompts beside each other: 0 equal, 1 shorter" in shown
+    assert "It is so, and so." in shown
+    assert "It is so, and so." in (tmp_path / "page.html").read_text()
+    assert cli.main(["compare", str(base), str(new), "--format", "markdown"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 shorter" in shown
+    assert "It is so" not in shown

@@ -290,7 +290,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     # Verbs load what they need alone.
-    from vllm_locust import allowance, compare, comparison, page, results  # noqa: PLC0415
+    from vllm_locust import allowance, compare, comparison, page, pairs, results, samples  # noqa: PLC0415
 
     base, new = options.base, options.new
     if options.runs:
@@ -305,6 +305,7 @@ def _compare(options: argparse.Namespace) -> int:
         allowances=[allowance.parse(text) for text in options.limit],
         tuned=options.rule is not None,
         force=options.force,
+        samples=pairs.side_by_side(*([one for run in side for one in samples.load(run)] for side in (base, new))),
     )
     if options.html is not None:
         results.save_text(page.of_comparison(found), options.html)

@@ -6,7 +6,7 @@ somebody else wrote is obeyed by a terminal or becomes markup. Nothing here comp
 
 from collections.abc import Iterator, Sequence
 
-from vllm_locust import markdown
+from vllm_locust import markdown, pairs
 from vllm_locust.comparison import Comparison
 from vllm_locust.difference import CONFIDENCE, ERROR, MARGIN, Difference, Word
 from vllm_locust.quantity import format_duration, format_list
@@ -29,6 +29,7 @@ def text(found: Comparison) -> str:
         labelled("Differs", _differing(found) or ["nothing that the runs tell of"]),
         *(_table(name, rows) for name, rows in by_scenario(found)),
         wrapped(LEGEND, COLUMNS) if found.differences else [],
+        pairs.lines(found.samples),
         [line for label, texts in facts(found) for line in labelled(label, texts)],
     ]
     return "\n\n".join("\n".join(line.rstrip() for line in part) for part in parts if part) + "\n"
@@ -47,6 +48,9 @@ def as_markdown(found: Comparison) -> str:
         cells = [[markdown.cell(row.figure.title), *row_of(row)] for row in rows]
         parts += [[f"**{code(name)}**"], markdown.table(["figure", *HEADS], cells)]
     parts += [[LEGEND]] if found.differences else []
+    # What was asked and answered is for whoever has the files, and not for all who read a pull request.
+    samples = pairs.summary(found.samples)
+    parts += [[f"Samples: {code(samples)}"]] if samples else []
     return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
 
 

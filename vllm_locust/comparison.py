@@ -6,7 +6,7 @@ server, and the comparison says so.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vllm_locust import allowance, rule
 from vllm_locust.allowance import Allowance
@@ -15,6 +15,7 @@ from vllm_locust.difference import Difference, Word, differences
 from vllm_locust.differing import Differing, differing
 from vllm_locust.errors import ExitCode
 from vllm_locust.judgement import State
+from vllm_locust.pairs import SideBySide
 from vllm_locust.quantity import format_list
 from vllm_locust.results import Run
 from vllm_locust.rule import Verdict
@@ -34,6 +35,8 @@ class Comparison:
     differences: tuple[Difference, ...] = ()
     allowances: tuple[allowance.Judged, ...] = ()
     rule: Verdict | None = None
+    samples: SideBySide = field(default_factory=SideBySide)
+    """Answers that both sides have kept."""
 
     def rows(self, word: Word) -> list[Difference]:
         """Return the rows that got a word."""
@@ -62,15 +65,19 @@ class Comparison:
         return exit_code(self.findings)
 
 
-def compare(
+def compare(  # noqa: PLR0913 - two sides, and what is asked of them
     base: Sequence[Run],
     new: Sequence[Run],
     *,
     allowances: Sequence[Allowance] = (),
     tuned: bool = False,
     force: bool = False,
+    samples: SideBySide | None = None,
 ) -> Comparison:
-    """Compare runs of two sides, at least one each; raises `InputError` for an allowance on a part that none has."""
+    """Compare runs of two sides, at least one each, and the answers that they have kept.
+
+    Raises `InputError` for an allowance on a part that no side has.
+    """
     ours, theirs = side(base), side(new)
     allowance.check_parts(allowances, scenarios(ours, theirs))
     found = tuple(differing(ours, theirs))
@@ -84,6 +91,7 @@ def compare(
         differences=tuple(differences(ours, theirs)),
         allowances=tuple(allowance.judge(one, ours, theirs) for one in allowances),
         rule=rule.tuned(ours, theirs) if tuned else None,
+        samples=samples or SideBySide(),
     )
 
 

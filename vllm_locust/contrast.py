@@ -7,7 +7,7 @@ name). Runs are lines of their own over time; of distributions, the runs of a si
 
 from collections.abc import Iterator, Sequence
 
-from vllm_locust import compare
+from vllm_locust import compare, pairs
 from vllm_locust.cell import Cell, total
 from vllm_locust.comparison import Comparison
 from vllm_locust.errors import ExitCode
@@ -35,7 +35,7 @@ def of(found: Comparison) -> Values:
         "state": "compared",
         "window_s": _width_s(found),
         **dict.fromkeys(("now_s", "length_s", "warmup_s", "fidelity")),
-        "verdict": [*_differs(found), *([tone, text] for text in (compare.verdict(found), *told))],
+        "verdict": [*_differs(found), *([tone, text] for text in (compare.verdict(found), *told)), *_samples(found)],
         "scenarios": names,
         "tables": {
             "differs": plain(("what", *_SIDES, ""), compare.differing_rows(found)),
@@ -43,6 +43,7 @@ def of(found: Comparison) -> Values:
             "facts": plain(
                 ("About", "In words"), [(label, text) for label, texts in compare.facts(found) for text in texts]
             ),
+            "samples": plain(pairs.HEADS, pairs.rows(found.samples)),
             "settings": plain(("Side", "Setting", "Value"), _settings(sides)),
         },
         "contrast": {
@@ -60,6 +61,12 @@ def _differs(found: Comparison) -> Iterator[list[str]]:
         prevents = any(one.prevents for one in found.differing)
         names = format_list(one.what for one in found.differing)
         yield ["warn" if prevents else "muted", f"the sides differ in: {names}"]
+
+
+def _samples(found: Comparison) -> Iterator[list[str]]:
+    """Say how many answers became other ones."""
+    if text := pairs.summary(found.samples):
+        yield ["muted", f"samples: {text}"]
 
 
 def _rows(found: Comparison) -> list[tuple[str, ...]]:

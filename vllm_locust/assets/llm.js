@@ -171,7 +171,7 @@ function verdicts() {
 
 // ---- Tables
 
-const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["run", "This run"], ["window", "Last window"], ["facts", "Remarks"], ["limits", "Limits"],
+const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["samples", "Samples of answers"], ["run", "This run"], ["window", "Last window"], ["facts", "Remarks"], ["limits", "Limits"],
   ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"],
   ["workers", "Workers"], ["settings", "Settings"]];
 const WORDS = new Map([["better", "good"], ["worse", "bad"]]); // of a comparison

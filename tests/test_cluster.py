@@ -434,8 +434,10 @@ def test_a_form_without_a_run_time_does_not_have_that_of_the_form_before(tmp_pat
         browser.post("stop")
         wait_for(lambda: len(list(results.glob("*/run.json"))) == 2, "second run")
         assert_clean(running)
-    metas = [json.loads(path.read_text())["meta"] for path in results.glob("*/run.json")]
-    assert [meta["load"]["run_time_s"] for meta in sorted(metas, key=lambda meta: meta["started"])] == [2, None]
+    runs = [json.loads(path.read_text()) for path in results.glob("*/run.json")]
+    runs.sort(key=lambda run: run["meta"]["started"])
+    assert [run["meta"]["load"]["run_time_s"] for run in runs] == [2, None]
+    assert [run["recording"]["window_ns"] for run in runs] == [1_000_000_000, 10_000_000_000]
 
 
 def test_a_bad_form_is_refused_in_words_and_sends_nothing(tmp_path: Path, server: str) -> None:

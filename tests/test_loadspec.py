@@ -40,6 +40,31 @@ def trace(tmp_path: Path) -> str:
     return str(path)
 
 
+# Windows
+
+
+@pytest.mark.parametrize(
+    ("run_time_s", "window_s"),
+    [(None, 10), (0.5, 1), (5, 1), (59.9, 1), (60, 2), (100, 3), (299, 9), (300, 10), (301, 10), (86_400, 10)],
+)
+def test_a_window_is_a_thirtieth_of_the_run_within_bounds(run_time_s: float | None, window_s: int) -> None:
+    assert loadspec.window_ns(None, parse(), run_time_s) == window_s * S
+    assert loadspec.window_ns("", parse(), run_time_s) == window_s * S
+    assert loadspec.window_ns("7.5s", parse(), run_time_s) == 7.5 * S
+
+
+def test_a_run_of_stages_is_as_long_as_they_are() -> None:
+    load = parse(stages="1,2,3", stage_time="40s")
+    assert loadspec.window_ns(None, load, None) == loadspec.window_ns(None, load, 10) == 4 * S
+    assert loadspec.window_ns("1s", load, None) == S
+
+
+@pytest.mark.parametrize("text", ["0.9s", "0"])
+def test_a_window_is_at_least_a_second(text: str) -> None:
+    with pytest.raises(InputError, match=f"--window is {text}, expected at least 1s"):
+        loadspec.window_ns(text, parse(), 60)
+
+
 # Rates
 
 

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -41,16 +42,30 @@ def test_a_watch_of_a_recording_that_grows_sees_what_all_of_it_adds_up_to(
     assert watch.seen(recording) == all_seen(recording)
 
 
-def figures(*windows: dict[str, Any]) -> dict[str, Any]:
-    return seen_in([Gauges(**{"span_ns": S, **window}) for window in windows], S).figures()
+def figures(*windows: dict[str, Any], window_ns: int = S) -> dict[str, Any]:
+    return seen_in([Gauges(**{"span_ns": window_ns, **window}) for window in windows], window_ns).figures()
 
 
 def test_a_share_is_of_all_the_time_and_the_busiest_window_is_a_whole_one() -> None:
-    seen = figures({"cpu_ns": S // 2}, {"cpu_ns": S // 4}, {"span_ns": S // 2, "cpu_ns": S // 2})
+    ten_s = 10 * S
+    seen = figures(
+        {"cpu_ns": ten_s // 2}, {"cpu_ns": ten_s // 4}, {"span_ns": ten_s // 2, "cpu_ns": ten_s // 2}, window_ns=ten_s
+    )
     assert (seen["cpu_share"], seen["cpu_share_max"]) == (0.5, 0.5)
-    assert figures({"span_ns": S // 2, "cpu_ns": S // 4})["cpu_share_max"] == 0.5
-    busy_in_the_end = figures({"cpu_ns": S // 10}, {"span_ns": S // 2, "cpu_ns": S // 2})
+    assert figures({"span_ns": ten_s // 2, "cpu_ns": ten_s // 4}, window_ns=ten_s)["cpu_share_max"] == 0.5
+    busy_in_the_end = figures({"cpu_ns": ten_s // 10}, {"span_ns": ten_s // 2, "cpu_ns": ten_s // 2}, window_ns=ten_s)
     assert busy_in_the_end["cpu_share_max"] == busy_in_the_end["cpu_share"] == 0.4  # no mean is above its maximum
+
+
+@pytest.mark.parametrize(("window_s", "together"), [(1, 9), (2, 5), (3, 3), (10, 1), (60, 1)])
+def test_windows_are_judged_together_until_they_are_10_s(window_s: int, together: int) -> None:
+    """A second in which all users came is no lack of CPU, and the verdict is the same for windows of any length."""
+    whole_ns = window_s * S
+    busy, idle = {"cpu_ns": whole_ns}, {"cpu_ns": 0}
+    first_busy = [busy, *[idle] * (together - 1)]
+    assert figures(*first_busy, *[idle] * 40, window_ns=whole_ns)["cpu_share_max"] == pytest.approx(1 / together)
+    busy_on_end = [*[idle] * together, *[busy] * together, *[idle] * 40]
+    assert figures(*busy_on_end, window_ns=whole_ns)["cpu_share_max"] == 1
 
 
 def test_the_longest_stretch_is_left_out_of_the_stalls() -> None:

@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(verbs)
     _add_report(verbs)
     _add_compare(verbs)
+    _add_gate(verbs)
     _add_export(verbs)
     _add_list(verbs)
     _add_demo(verbs)
@@ -149,6 +150,48 @@ def _add_compare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     verb.add_argument("--force", action="store_true", help="compare what is incomparable")
     verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts, too")
+
+
+def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser(
+        "gate",
+        help="run, compare with a stored run, and say by the exit code whether that passes",
+        usage="vllm-locust gate [options] -- OPTIONS OF LOCUST",
+    )
+    verb.set_defaults(act=_gate)
+    verb.add_argument(
+        "--baseline",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="what to compare with: a run.json, or the directory that it is in; several are runs after restarts",
+    )
+    verb.add_argument(
+        "--save-baseline",
+        action="store_true",
+        help="where there is no baseline yet, store this run as one if it passes",
+    )
+    verb.add_argument(
+        "--limit-difference",
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help='how much worse than the baseline a figure may be, like "ttft p95 +5%%"; may be repeated',
+    )
+    verb.add_argument(
+        "--rule", choices=("tuned",), help="tuned: p95 TTFT has to be clearly lower, and mean ITL not clearly higher"
+    )
+    verb.add_argument(
+        "--summary",
+        type=Path,
+        default=os.environ.get("GITHUB_STEP_SUMMARY") or None,
+        metavar="FILE",
+        help="add what came out to it, as Markdown (default: $GITHUB_STEP_SUMMARY)",
+    )
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page of the comparison with charts, too")
+    verb.add_argument("locust", nargs="*", metavar="OPTIONS", help="options of locust, after --")
 
 
 def _add_export(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -225,7 +268,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import excerpt, markdown, page, report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import excerpt, markdown, page, report, results, samples  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
     if (options.since, options.until, options.scenario) != (None, None, None):
@@ -236,11 +279,14 @@ def _report(options: argparse.Namespace) -> int:
         print(markdown.text(run), end="")
     else:
         print(report.text(run, full=options.full), end="")
+        if kept := samples.line(options.run):
+            print(f"{'Samples':10}{kept}")
     return ExitCode.OK
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from vllm_locust import allowance, compare, comparison, results  # noqa: PLC0415 - verbs load what they need alone
+    # Verbs load what they need alone.
+    from vllm_locust import allowance, compare, comparison, page, results  # noqa: PLC0415
 
     base, new = options.base, options.new
     if options.runs:
@@ -256,8 +302,25 @@ def _compare(options: argparse.Namespace) -> int:
         tuned=options.rule is not None,
         force=options.force,
     )
+    if options.html is not None:
+        results.save_text(page.of_comparison(found), options.html)
     print(compare.as_markdown(found) if options.format == "markdown" else compare.text(found), end="")
     return found.exit_code
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from vllm_locust import allowance, gate  # noqa: PLC0415 - verbs load what they need alone
+
+    asked = gate.Gate(
+        locust=tuple(options.locust),
+        baseline=tuple(options.baseline),
+        store=options.save_baseline,
+        allowances=tuple(allowance.parse(text, where=gate.LIMIT) for text in options.limit_difference),
+        tuned=options.rule is not None,
+        summary=options.summary,
+        html=options.html,
+    )
+    return gate.run(asked)
 
 
 def _export(options: argparse.Namespace) -> int:

@@ -20,6 +20,10 @@ from vllm_locust.scenario import Given
 _LONGEST_WARMUP_S = 30.0
 _WARMUP_SHARE = 0.1
 """How long a warm-up is at most unless it is set, and which share of the run."""
+_WINDOWS = 30
+_LONGEST_WINDOW_S = 10
+"""How many windows a run has, and how long they are at most, unless it is said: those of five minutes. A comparison
+resamples windows and the verdict on stability reads them, and a handful tells neither anything."""
 STAGES = "stages"
 """A request rate that is that of each stage."""
 _HOLD = re.compile(r"([0-9.,]+)(?: */ *s)?(?: +for +(.+))?")
@@ -35,6 +39,18 @@ def run_time_s(given: Mapping[str, Given]) -> float | None:
         return None
     where, value, _ = given["run_time"]
     return duration_s(value, where=where)
+
+
+def window_ns(value: str | None, load: Load, run_time_s: float | None) -> int:
+    """Return how long a window is: as was asked, else a thirtieth of the run in whole seconds, where that is known."""
+    if value:
+        window_s = duration_s(value, where="--window")
+        if window_s < 1:
+            raise InputError(f"--window is {value}, expected at least 1s")
+        return round(window_s * NS_PER_S)
+    length_ns = load.length_ns or round((run_time_s or 0) * NS_PER_S)
+    window_s = length_ns // (_WINDOWS * NS_PER_S) if length_ns else _LONGEST_WINDOW_S
+    return min(max(1, window_s), _LONGEST_WINDOW_S) * NS_PER_S
 
 
 def parse(

@@ -46,6 +46,7 @@ OPTIONS = (
         metavar="FILE",
     ),
     Option("--results", "Where runs are saved; default: results", default="results", metavar="DIR"),
+    Option("--saved-path", "File that gets the path of the saved run.json, for scripts", metavar="FILE"),
     Option(
         "--request-rate",
         "Requests per second, like 20, or 5 for 60s, to 50 over 2m; default: users ask again once answered",
@@ -103,7 +104,10 @@ OPTIONS = (
     ),
     Option("--stage-time", "How long each stage takes; default: 60s", form=True, metavar="TIME"),
     Option(
-        "--window", "Length of the windows of live figures and of the verdict on stability; default: 10s", default="10s"
+        "--window",
+        "Length of the windows of live figures, of the verdict on stability and of comparisons; "
+        "default: a thirtieth of -t, at least 1s and at most 10s",
+        metavar="TIME",
     ),
     Option(
         "--continuous-usage",
@@ -121,6 +125,11 @@ OPTIONS = (
         const="jsonl",
     ),
     Option("--log-text", "Have prompts and answers in the log of requests, too", switch=True),
+    Option(
+        "--save-samples",
+        "Save so many prompts and answers of each scenario beside the run, the same ones for the same seed",
+        metavar="K",
+    ),
     Option("--skip-bad-prompts", "Leave unusable lines of prompt files out", switch=True),
     Option("--connect-timeout", "How long to wait for a connection; default: 10s", default="10s"),
     Option(
@@ -147,7 +156,7 @@ OPTIONS = (
         "Most that 1 percent of the token times may be uncertain by, of the median gap; default: 5%%",
         metavar="SHARE",
     ),
-    Option("--max-generator-cpu", "Most of a core that a worker may use in any window; default: 90%%", metavar="SHARE"),
+    Option("--max-generator-cpu", "Most of a core that a worker may use in any 10 s; default: 90%%", metavar="SHARE"),
     Option(
         "--max-core-wait",
         "Most of the time for which a worker needs a core that it may wait for one; default: 20%%",

@@ -9,7 +9,7 @@ In the warm-up a column tells what happened in it, since it is drawn shaded; wha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ def of_run(run: Run) -> Values:
     drawn = [*columns(recording, run.meta.generator_limits, every=every, first=first, closed=closed)]
     return {
         **frame(recording, run.meta, run.summary),
-        "tables": {**tables(run.meta, run.summary, window), "settings": _settings(run)},
+        "tables": {**tables(run.meta, run.summary, window), "settings": plain(_SETTINGS, settings_of(run))},
         "distributions": distributions(recording),
         "state": "stopped",
         "verdict": verdict_lines(run.summary, run.meta),
@@ -215,15 +215,22 @@ def distributions(recording: Recording) -> Values:
     cells = {key: cell for key, cell in recording.totals.items() if key.phase in recording.phases}
     names = ("", *sorted({key.scenario for key in cells}))
     scopes = {name: total(cell for key, cell in cells.items() if name in ("", key.scenario)) for name in names}
-    return {metric: told for metric in _DISTRIBUTED if (told := _distribution(scopes, metric))}
+    found = {
+        metric: distribution({name: cell.histograms.get(metric, Histogram()) for name, cell in scopes.items()})
+        for metric in _DISTRIBUTED
+    }
+    return {metric: told for metric, told in found.items() if told}
 
 
-def _distribution(scopes: Mapping[str, Cell], metric: str) -> Values | None:
-    histograms = {name: cell.histograms[metric] for name, cell in scopes.items() if metric in cell.histograms}
+def distribution(histograms: Mapping[str, Histogram]) -> Values | None:
+    """Return some values, ascending, and which share of each histogram is at most each; None without a sample."""
     counted = {name: histogram for name, histogram in histograms.items() if histogram.count}
     if not counted:
         return None
-    values_ns = counted[""].occupied()[0].clip(_LOWEST_S * NS_PER_S)
+    every = Histogram()
+    for histogram in counted.values():
+        every.merge(histogram)
+    values_ns = every.occupied()[0].clip(_LOWEST_S * NS_PER_S)
     # Those of buckets: between them every line would have stairs.
     ends_ns = [values_ns[0] * 0.98, *values_ns[: -1 : -(-values_ns.size // _POINTS)], values_ns[-1]]
     shares = {
@@ -251,20 +258,20 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
     return {
         "run": _overview(overview.rows(summary)),
         "window": _overview(window),
-        "facts": _plain(_FACTS, fact_rows(summary, meta)),
-        "outcomes": _plain(_OUTCOMES, outcome_rows(summary)),
-        "limits": _plain(_LIMITS, [(one["limit"], one["state"], one["text"]) for one in summary["limits"]]),
-        "failures": _plain(incidents.FAILURE_COLUMNS.values(), failures),
-        "slowest": _plain(incidents.SLOW_COLUMNS.values(), incidents.slow_rows(slow)),
+        "facts": plain(_FACTS, fact_rows(summary, meta)),
+        "outcomes": plain(_OUTCOMES, outcome_rows(summary)),
+        "limits": plain(_LIMITS, [(one["limit"], one["state"], one["text"]) for one in summary["limits"]]),
+        "failures": plain(incidents.FAILURE_COLUMNS.values(), failures),
+        "slowest": plain(incidents.SLOW_COLUMNS.values(), incidents.slow_rows(slow)),
         "stages": _table(stages.heads(rates="arrivals" in meta.load), stages.rows(summary.get("stages", []))),
         "workers": _table(overview.WORKER_HEADS, overview.worker_rows(summary["fidelity"]["workers"])),
     }
 
 
-def _settings(run: Run) -> Values | None:
-    """Return the table of what was run, and with what."""
+def settings_of(run: Run) -> list[tuple[str, str]]:
+    """Return what was run, and with what."""
     found = [*facts.of_setting(run.summary, run.meta), *facts.of_versions(run.meta)]
-    return _plain(_SETTINGS, [(subject, text) for subject, texts in found for text in texts])
+    return [(subject, text) for subject, texts in found for text in texts]
 
 
 def _slowest_first(slow: Summary) -> float:
@@ -305,11 +312,14 @@ def _table(heads: Sequence[Column], rows: Sequence[Sequence[str]], note: str = "
     return {"columns": told, "rows": rows, "note": note}
 
 
-def _plain(titles: Iterable[str], rows: Sequence[Sequence[str | float | None]]) -> Values | None:
-    """Return a table of texts and numbers."""
+def plain(
+    titles: Iterable[str], rows: Sequence[Sequence[str | float | None]], *, numbers: Container[int] = ()
+) -> Values | None:
+    """Return a table of texts and numbers, null without rows; of these places, texts are numbers with their unit."""
     if not rows:
         return None
-    texts = [any(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)]
+    columns = enumerate(zip(*rows, strict=True))
+    texts = [place not in numbers and any(isinstance(cell, str) for cell in column) for place, column in columns]
     told = [{"group": "", "title": title, "text": text} for title, text in zip(titles, texts, strict=True)]
     return {"columns": told, "rows": [[_shown(cell) for cell in row] for row in rows], "note": ""}
 

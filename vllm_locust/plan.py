@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_locust import limit, loadspec, scenario
+from vllm_locust import limit, loadspec, samples, scenario
 from vllm_locust.api import Counting
 from vllm_locust.errors import InputError
 from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
@@ -19,7 +19,7 @@ from vllm_locust.limit import Limit
 from vllm_locust.load import Load
 from vllm_locust.origin import read_ca
 from vllm_locust.probe import Access, Target, probe
-from vllm_locust.quantity import NS_PER_S, duration_s, format_list, share
+from vllm_locust.quantity import duration_s, format_list, share
 from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import LOAD_KEYS, Given, Scenario
@@ -108,6 +108,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     stability = bool(options.stability) or any(s.stability for s in scenarios.values())
     if stability:
         check_stability(load)
+    window_ns = loadspec.window_ns(options.window, load, options.run_time)
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
     remarks = [*_remarks(streaming, scenarios, target)]
@@ -138,13 +139,14 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         goodput=goodput,
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
-        window_ns=_window_ns(options.window),
+        window_ns=window_ns,
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=kept_tags,
         exclude_tags=exclude,
         exact_length=target.exact_length,
         request_log=bool(log_format),
         log_text=bool(options.log_text),
+        samples=samples_wanted(options),
     )
     return Plan(
         settings=settings,
@@ -283,6 +285,16 @@ def request_log(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
     return given
 
 
+def samples_wanted(options: Any) -> int:  # noqa: ANN401 - an argparse namespace
+    """Return how many answers of each scenario are kept, 0 where none are wanted."""
+    if options.save_samples in (None, ""):
+        return 0
+    wanted = _whole("--save-samples", options.save_samples)
+    if not 1 <= wanted <= samples.MOST:
+        raise InputError(f"--save-samples is {wanted}, expected 1 to {samples.MOST:,} of each scenario")
+    return wanted
+
+
 def timeouts(options: Any) -> Timeouts:  # noqa: ANN401 - an argparse namespace
     """Return how long streams are waited for; raises `InputError`."""
     connect_s = _wait_s("--connect-timeout", options.connect_timeout)
@@ -383,13 +395,6 @@ def _keep_alive(value: str) -> bool:
     if value not in ("keep-alive", "new"):
         raise InputError(f"--connection is {value!r}, expected keep-alive or new")
     return value == "keep-alive"
-
-
-def _window_ns(value: str | float) -> int:
-    window_s = duration_s(value, where="--window")
-    if window_s < 1:
-        raise InputError(f"--window is {value}, expected at least 1s")
-    return round(window_s * NS_PER_S)
 
 
 def _whole(flag: str, value: object) -> int:

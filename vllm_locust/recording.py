@@ -19,10 +19,11 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
-from itertools import chain, pairwise
+from itertools import accumulate, chain, pairwise
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from vllm_locust import slowest
 from vllm_locust.cell import STEADY, WARMUP, Cell, Cells, Key
@@ -519,7 +520,7 @@ def load(saved: dict[str, Any]) -> Recording:
     recording.stages_ns = list(saved.get("stages_ns", ()))
     recording.length_ns = saved["length_ns"]
     for window in saved["windows"]:
-        cells = msgspec.convert(window["cells"], list[WireCell])
+        cells = msgspec.convert([_in_planes(cell) for cell in window["cells"]], list[WireCell])
         recording._folded.put(window["index"], cells)  # noqa: SLF001 - a second constructor
         _add(recording._sealed_totals, cells)  # noqa: SLF001
     for worker, index, *values in saved["gauges"]:
@@ -531,3 +532,26 @@ def load(saved: dict[str, Any]) -> Recording:
         slowest.add(recording.slowest, slow)
     recording.marks = msgspec.convert(saved["marks"], list[Mark])
     return recording
+
+
+def _in_planes(cell: dict[str, Any]) -> dict[str, Any]:
+    """Return a saved cell with its histograms in planes.
+
+    The first files have the steps from one occupied bucket to the next, from 0 on, and a count for each; bucket -1 is
+    that of zeros, which planes leave to the count.
+    """
+    histograms = {}
+    for metric, packed in cell["histograms"].items():
+        if not isinstance(packed[1], list):
+            histograms[metric] = packed
+            continue
+        steps, counts, total, low, high = packed
+        buckets = dict(zip(accumulate(steps), counts, strict=True))
+        positive = [bucket for bucket in buckets if bucket >= 0]
+        first = min(positive, default=0)
+        dense = np.zeros(max(positive, default=-1) + 1 - first, np.int64)
+        for bucket in positive:
+            dense[bucket - first] = buckets[bucket]
+        planes = Histogram(first, dense).planes()
+        histograms[metric] = msgspec.to_builtins(WireHistogram(planes, sum(counts), total, low, high))
+    return cell | {"histograms": histograms}

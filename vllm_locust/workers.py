@@ -12,6 +12,8 @@ from vllm_locust.recording import Gauges, Recording
 
 _WHOLE = 0.9
 """A window of which less has passed says more of its edges than of its worker."""
+_STRETCH_NS = 10 * NS_PER_S
+"""Shorter windows are judged together: a second of a worker that was busy as its users came is no lack of CPU."""
 
 
 @dataclass(slots=True)
@@ -27,7 +29,10 @@ class Seen:
     late: int = 0
     plugin_errors: int = 0
     busiest: float | None = None
-    """Share of a core in the busiest window, of those that were whole."""
+    """Share of a core in the busiest window, of those that were whole; of short ones, in 10 s of them."""
+    stretch_ns: int = 0
+    stretch_cpu_ns: int = 0
+    """Of the whole windows that are not yet 10 s together."""
 
     def add(self, gauges: Gauges, window_ns: int) -> None:
         """Take one more window."""
@@ -41,7 +46,11 @@ class Seen:
         self.late += gauges.late
         self.plugin_errors += gauges.plugin_errors
         if gauges.span_ns >= max(_WHOLE * window_ns, 1):
-            self.busiest = max(gauges.cpu_ns / gauges.span_ns, self.busiest or 0)
+            self.stretch_ns += gauges.span_ns
+            self.stretch_cpu_ns += gauges.cpu_ns
+        if self.stretch_ns >= _WHOLE * max(window_ns, _STRETCH_NS):
+            self.busiest = max(self.stretch_cpu_ns / self.stretch_ns, self.busiest or 0)
+            self.stretch_ns = self.stretch_cpu_ns = 0
 
     def figures(self) -> dict[str, Any]:
         """Return shares and seconds, null where nothing is known.

@@ -62,8 +62,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(verbs)
     shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
     shown.set_defaults(act=_options)
-    path = verbs.add_parser("path", help="print where a packaged scenario or example locustfile is")
-    path.add_argument("name", help="like mixed.py or mixed.toml")
+    path = verbs.add_parser("path", help="print where a packaged scenario, example locustfile or JSON schema is")
+    path.add_argument("name", help="like mixed.py, mixed.toml or run.schema.json")
     path.set_defaults(act=_path)
     return parser
 
@@ -119,7 +119,7 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
     verb.add_argument("--from", dest="since", metavar="TIME", help="leave out what happened before, like 60s")
     verb.add_argument("--to", dest="until", metavar="TIME", help="leave out what happened later, like 4m")
-    verb.add_argument("--scenario", help="only the requests of this one")
+    verb.add_argument("--scenario", action="append", default=[], help="only the requests of this one; repeatable")
     shape = verb.add_mutually_exclusive_group()
     shape.add_argument("--full", action="store_true", help="add a table for each metric")
     shape.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
@@ -271,8 +271,12 @@ def _report(options: argparse.Namespace) -> int:
     from vllm_locust import excerpt, markdown, page, report, results, samples  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
-    if (options.since, options.until, options.scenario) != (None, None, None):
-        run = excerpt.excerpt(run, since=options.since, until=options.until, scenario=options.scenario)
+    since, until = (
+        None if text is None else duration_s(text, where=flag)
+        for flag, text in (("--from", options.since), ("--to", options.until))
+    )
+    if options.scenario or since is not None or until is not None:
+        run = excerpt.excerpt(run, since_s=since, until_s=until, scenarios=options.scenario)
     if options.html is not None:
         results.save_text(page.of_run(run), options.html)
     elif options.format == "markdown":
@@ -393,9 +397,10 @@ def _path(options: argparse.Namespace) -> int:
 def _packaged(name: str) -> Path:
     """Return where a packaged file is, in the wheel or in a checkout."""
     here = Path(__file__).parent
-    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios")]
+    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios", "assets")]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in (".py", ".toml")}
+    kinds = (".py", ".toml", ".json")
+    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in kinds}
     raise InputError(f"{name!r} is not packaged; there are {format_list(sorted(known))}")

@@ -35,6 +35,7 @@ def of_setting(summary: Summary, meta: Meta) -> Facts:
         ("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
         ("Load", [", ".join(asked(meta)) or _ABSENT]),
         ("Duration", [format_duration(summary["duration_s"]) + _left_out(summary["warmup"])]),
+        ("Excerpt", meta.excerpt),
     ]
 
 

@@ -49,7 +49,7 @@ Values = dict[str, Any]
 
 def of_run(run: Run) -> Values:
     """Return the whole picture of a run that is over."""
-    recording, every = run.recording, windows_per_column(run.recording.window_count)
+    recording, every = run.recording, windows_per_column(len(run.recording.windows))
     closed = recording.window_count
     window = overview.rows(window_of(recording, closed - 1, run.meta)) if closed else []
     first = recording.windows.start // every
@@ -77,7 +77,7 @@ def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
         "window_s": recording.window_ns / NS_PER_S,
         "now_s": None,
         "length_s": None if recording.length_ns is None else recording.length_ns / NS_PER_S,
-        "warmup_s": recording.steady_ns / NS_PER_S if recording.steady_ns and WARMUP not in recording.phases else None,
+        "warmup_s": recording.since_ns / NS_PER_S if recording.since_ns > recording.begin_ns else None,
         "warming_up": False,
         **dict.fromkeys(("users", "workers", "in_flight", "silence_s"), 0),
         "scenarios": [*summary["scenarios"]],
@@ -178,7 +178,7 @@ def _scope(cells: Cells, name: str, phases: Sequence[str], length_s: float, *, o
     every = total(chosen.values())
     told = total(cell for key, cell in chosen.items() if key.phase in phases)
     outcomes: Counter[str] = Counter()
-    for outcome, _, number in figures.ended(every):
+    for outcome, _, number in figures.ended(every.counters):
         outcomes[outcome] += number
     counted = {
         "offered_per_s": every.counters.get("scheduled", 0) if offered else None,

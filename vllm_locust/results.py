@@ -20,6 +20,7 @@ from vllm_locust import bench_run
 from vllm_locust import recording as recordings
 from vllm_locust.errors import InputError
 from vllm_locust.figures import Summary
+from vllm_locust.older import upgraded
 from vllm_locust.quantity import format_list
 from vllm_locust.recording import Recording
 from vllm_locust.summary import Meta, summary
@@ -164,7 +165,7 @@ def load(path: Path) -> Run:
     try:
         if bench_run.recognised(saved):
             return Run(*bench_run.read(saved, file.stem))
-        return Run.of(recordings.load(saved["recording"]), msgspec.convert(saved["meta"], Meta))
+        return Run.of(recordings.load(upgraded(saved["recording"])), msgspec.convert(saved["meta"], Meta))
     except (
         *(ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError),
         msgspec.ValidationError,  # only since 0.21 a ValueError

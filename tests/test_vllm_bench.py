@@ -4,6 +4,8 @@ import csv
 import io
 import json
 import math
+import re
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +140,25 @@ def test_lists_are_of_the_very_requests_that_figures_are_of(run: Path, export: P
                 assert result[f"{percentile}_{name}_ms"] == pytest.approx(nearest, rel=1.01 * RELATIVE_ERROR)
 
 
+def test_what_is_read_again_has_the_figures_of_the_run(run: Path, export: Path) -> None:
+    ours = results.load(run).summary["scenarios"]
+    for name, scope in ours.items():
+        found = results.load(export / f"scenario={name}.json").summary["scenarios"][name]
+        written = json.loads((export / f"scenario={name}.json").read_text())
+        assert found["outcomes"]["ok"] == written["completed"] == scope["e2el"]["count"]
+        assert found["failed"] == written["failed"]
+        for metric in ("e2el", "tpot", "output_tokens", "input_tokens"):
+            assert found[metric]["count"] == scope[metric]["count"]
+            for key in ("mean", *PERCENTILES, "min", "max"):
+                # Log and file have seconds: the last nanosecond is lost.
+                assert found[metric][key] == pytest.approx(scope[metric][key], rel=2 * RELATIVE_ERROR, abs=3e-9)
+        for key in ("mean", *PERCENTILES):  # not in the lists: as the file says
+            assert found["itl"][key] == pytest.approx(scope["itl"][key], rel=1e-12)
+        ttfts = [ttft for ttft in written["ttfts"] if ttft is not None]
+        assert found["ttft"]["count"] == len(ttfts)
+        assert found["ttft"]["mean"] == pytest.approx(sum(ttfts) / len(ttfts), abs=2e-9)
+
+
 def test_a_log_that_is_csv_gives_the_same_lists(run: Path, export: Path, tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes((run / "run.json").read_bytes())
     with (tmp_path / "requests.csv").open("wb") as file:
@@ -222,6 +243,38 @@ def test_names_of_files_are_harmless_and_differ(tmp_path: Path) -> None:
     assert len({path.name.casefold() for path in paths}) == len(paths) == len(found) + 1
     with pytest.raises(InputError, match="cannot be written to"):
         vllm_bench.save(found, Path("/proc/nothing"))
+
+
+# What docs/vllm-bench.md says
+
+DOCUMENT = (Path(__file__).parent.parent / "docs" / "vllm-bench.md").read_text()
+
+
+def test_each_key_is_told_and_no_other() -> None:
+    rows = re.findall(r"^\| (`.*?) \|", DOCUMENT, re.MULTILINE)
+    told = {key for row in rows for key in re.findall(r"`([^`]+)`", row)}
+    statistics = {key.replace("…", name) for key in told if "…" in key for name in vllm_bench.METRICS}
+    assert {key for key in told if "…" not in key} | statistics == {*KNOWN}
+
+
+def test_the_commands_that_are_told_do_what_is_told(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = "".join(re.findall(r"^```sh\n(.*?)^```$", DOCUMENT, re.MULTILINE | re.DOTALL)).splitlines()
+    assert [words[1] for words in map(shlex.split, shown)] == ["export", "export", "report", "compare"]
+    folder = tmp_path / "results" / "run_20260102-030405"
+    folder.mkdir(parents=True)
+    for name in ("run.json", "requests.jsonl"):
+        (folder / name).write_bytes((run / name).read_bytes())
+    for name in ("bench-result", "bench-baseline", "bench-tuned"):
+        (tmp_path / f"{name}.json").write_text(json.dumps(CAPTURES["bench_openai_c16"]))
+    monkeypatch.chdir(tmp_path)
+    for line in shown:
+        assert cli.main(shlex.split(line)[1:]) == 0, capsys.readouterr()
+    for name in ("scenario=short.json", "all.json", "summary.json"):
+        assert f"`{name}`" in DOCUMENT
+        assert (folder / "vllm-bench" / name).is_file()
+    assert "ttft_p95_s" in capsys.readouterr().out
 
 
 ROW = Row(

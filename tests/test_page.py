@@ -226,6 +226,19 @@ def test_all_of_a_saved_run_is_drawn_and_told(show: Show) -> None:
     assert "limited by the generator" in seen.page.locator("#verdicts").inner_text()
 
 
+def test_how_the_server_was_started_is_folded_and_stays_text(show: Show) -> None:
+    config = f"vllm serve tiny\n  --a 1\n  --b 2\n  --c 3\n  {MARKUP}\n  --last 5"
+    meta = Meta(run="r1", note=MARKUP, server_config=config, plugin_version="1.2.3")
+    seen = show(json.loads(json.dumps(picture.of_run(Run.of(recording_of(("short",)), meta)))))
+    folded = seen.page.locator("#table-settings details")
+    assert folded.count() == 1
+    assert folded.inner_text() == "vllm serve tiny … (6 lines)"
+    folded.locator("summary").click()
+    assert folded.evaluate("folded => folded.lastChild.data") == config
+    assert config in folded.inner_text()
+    assert ["Note", MARKUP] in seen.table("settings")
+
+
 def test_the_distribution_of_each_scenario_is_drawn_with_the_limits_on_it(show: Show) -> None:
     shown = saved_picture("short", "long")
     seen = show(shown)

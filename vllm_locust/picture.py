@@ -270,7 +270,7 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
 def settings_of(run: Run) -> list[tuple[str, str]]:
     """Return what was run, and with what."""
     found = [*facts.of_setting(run.summary, run.meta), *facts.of_versions(run.meta)]
-    return [(subject, text) for subject, texts in found for text in texts]
+    return [(subject, "\n".join(texts)) for subject, texts in found if texts]
 
 
 def _slowest_first(slow: Summary) -> float:

@@ -176,6 +176,7 @@ const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["run", "T
   ["workers", "Workers"], ["settings", "Settings"]];
 const WORDS = new Map([["better", "good"], ["worse", "bad"]]); // of a comparison
 const drawnTables = new Map();
+const FEW_LINES = 4;
 
 function drawTables() {
   for (const [name, title] of TABLES) {
@@ -190,13 +191,20 @@ function drawTables() {
 function tableOf(title, {columns, rows, note}) {
   const align = (i) => (columns[i]?.text ? {class: "text"} : {});
   const look = (cell, i) => ({...align(i), ...(columns[i]?.title === "word" ? {class: `text ${WORDS.get(cell) ?? ""}`} : {})});
-  const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", look(cell, i), cell ?? ABSENT))));
+  const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", look(cell, i), folded(cell ?? ABSENT)))));
   const titles = columns.map((column, i) => element("th", {scope: "col", ...align(i)}, column.title ?? ""));
   const groups = columns.some(({group}) => group) ? [groupsOf(columns)] : [];
   const head = element("thead", {}, ...groups, element("tr", {}, ...titles));
   const table = element("table", {}, head, element("tbody", {}, ...body));
   const scroll = element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": title}, table);
   return [element("h2", {}, title), scroll, ...(note ? [element("p", {class: "note"}, note)] : [])];
+}
+
+// A cell of many lines, like a file, shows the first one until somebody opens it.
+function folded(text) {
+  const lines = String(text).split("\n");
+  if (lines.length <= FEW_LINES) return text;
+  return element("details", {}, element("summary", {}, `${lines[0]} … (${lines.length} lines)`), text);
 }
 
 // Neighbours of one group share a head.

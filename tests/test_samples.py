@@ -6,6 +6,8 @@ import math
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
@@ -285,14 +287,16 @@ def test_no_text_is_kept_of_what_is_not_wanted(emitter: Emitter) -> None:
     assert without.generator.samples is None
 
 
-def test_a_log_without_texts_has_none_beside_samples(emitter: Emitter) -> None:
-    sending = Sending(emitter.serve(Answer(WHOLE)).url, request_log=True)
+@pytest.mark.parametrize("texts", [False, True])
+def test_a_log_has_no_texts_because_of_samples(emitter: Emitter, texts: bool) -> None:  # noqa: FBT001
+    sending = Sending(emitter.serve(Answer(WHOLE)).url, request_log=True, log_text=texts)
     sending.ask()
     (sample,) = sending.end()
     log = sending.generator.log
     assert log is not None
     assert sample.answer == "Because."
-    assert "answer" not in json.loads(log.piece(0)["data"])
+    assert json.loads(log.piece(0)["data"]).get("answer") == ("Because." if texts else None)
+    assert (b"Question" in log.piece(0)["data"]) == texts
     log.close()
 
 
@@ -449,20 +453,24 @@ def known_by(found: list[Sample]) -> list[tuple[str, str, int | None, str, Any]]
     return [(s.scenario, s.user_class, s.index, s.rank, s.prompt) for s in found]
 
 
-def test_two_runs_keep_the_same_ones_on_any_number_of_workers_and_as_many_as_asked(tmp_path: Path, server: str) -> None:
+@pytest.mark.parametrize("load", [["-u", "6", "-r", "6"], ["--request-rate", "40"]], ids=["closed", "open"])
+def test_two_runs_keep_the_same_ones_on_any_number_of_workers_and_as_many_as_asked(
+    tmp_path: Path, server: str, load: list[str]
+) -> None:
     found = []
     for workers in (0, 3):
         folder = tmp_path / str(workers)
         folder.mkdir()
-        arguments = headless(
-            folder, server, "-u", "6", "-r", "6", "--requests", "90", "--seed", "5", "--save-samples", "4"
-        )
+        arguments = headless(folder, server, *load, "--requests", "90", "--seed", "5", "--save-samples", "4")
         command = locust(*arguments, *(forked(workers) if workers else ()))
         with process(command, folder / "locust.log", cwd=folder) as running:
             assert running.wait() == 0
             assert_clean(running)
             (path,) = folder.glob("results/*/samples.jsonl")
             assert f"Samples   {path}: 4 answers of each of 3 scenarios" in running.output
+        report = [sys.executable, "-m", "vllm_locust", "report", str(path.parent)]
+        printed = subprocess.run(report, capture_output=True, text=True, check=True).stdout
+        assert printed.splitlines()[-1] == f"Samples   {path}: 4 answers of each of 3 scenarios"
         found.append(only(folder))
         assert len(list(path.parent.iterdir())) == 2  # nothing unfinished
     alone, together = found

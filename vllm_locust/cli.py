@@ -23,6 +23,7 @@ examples:
   locust -f locustfiles/mixed.py --host http://localhost:8000 --request-rate 20 -t 5m --headless
   vllm-locust report results/run_20260101-120000
   vllm-locust compare results/before_20260101-120000 results/after_20260101-130000
+  vllm-locust export --format vllm-bench results/run_20260101-120000
   vllm-locust list results
 """
 
@@ -56,6 +57,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(verbs)
     _add_compare(verbs)
     _add_gate(verbs)
+    _add_export(verbs)
     _add_list(verbs)
     _add_demo(verbs)
     shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
@@ -192,6 +194,24 @@ def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
     verb.add_argument("locust", nargs="*", metavar="OPTIONS", help="options of locust, after --")
 
 
+def _add_export(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("export", help="write the numbers of a run as other tools read them")
+    verb.set_defaults(act=_export)
+    verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
+    verb.add_argument(
+        "--format",
+        choices=("vllm-bench", "csv"),
+        required=True,
+        help="vllm-bench: result files of vllm bench serve; csv: a table with a row for each scenario",
+    )
+    verb.add_argument(
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="directory for vllm-bench (default: vllm-bench, beside the run), file for csv (default: print it)",
+    )
+
+
 def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     verb = verbs.add_parser("list", help="print a table of the runs in a directory")
     verb.set_defaults(act=_list)
@@ -305,6 +325,30 @@ def _gate(options: argparse.Namespace) -> int:
         html=options.html,
     )
     return gate.run(asked)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from vllm_locust import results, sheet, vllm_bench  # noqa: PLC0415 - verbs load what they need alone
+
+    run = results.load(options.run)
+    if options.format == "csv":
+        table = "".join(sheet.lines(sheet.scenarios(run.summary)))
+        if options.output is None:
+            print(table, end="")
+        elif options.output.exists():
+            raise InputError(f"--output {options.output}: is there already, and stays; give another file")
+        else:
+            results.save_text(table, options.output)
+            print(options.output)
+        return ExitCode.OK
+    beside = options.run if options.run.is_dir() else options.run.parent
+    rows = vllm_bench.log_of(beside)
+    found = vllm_bench.results_of(run, rows)
+    for path in vllm_bench.save(found, beside / "vllm-bench" if options.output is None else options.output):
+        print(path)
+    if remark := vllm_bench.missing(found[""], rows):
+        print(f"vllm-locust: {remark}", file=sys.stderr)
+    return ExitCode.OK
 
 
 def _list(options: argparse.Namespace) -> int:

@@ -69,11 +69,11 @@ def _row(name: str, scope: Summary) -> list[str]:
 
 
 def cell(values: Summary, key: str, scale: float, width: int) -> str:
-    """Print one statistic of a metric, marked if it is a percentile that its samples cannot carry."""
+    """Print one statistic of a metric, marked if it is a percentile that its samples, where known, cannot carry."""
     value = values.get(key)
     if isinstance(value, float):
         value *= scale
-    few = value is not None and values["count"] < _NEEDED.get(key, 0)
+    few = None not in (value, values["count"]) and values["count"] < _NEEDED.get(key, 0)
     return format_number(value, width) + (MARK if few and value != "failed" else "")
 
 

@@ -69,7 +69,8 @@ def of_run(run: Run) -> Values:
 
 def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
     """Return what there is to say of the run beside its columns and tables; of a run that goes on, so far."""
-    faults = fidelity.faults(summary["fidelity"], meta.generator_limits)
+    told = summary["fidelity"]
+    faults = fidelity.faults(told, meta.generator_limits)
     return {
         "run": f"{recording.run}.{recording.epoch}",
         **{name: getattr(meta, name) for name in ("name", "target", "model", "started")},
@@ -84,8 +85,8 @@ def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
         "marks": [{"at_s": mark.at_ns / NS_PER_S, "text": mark.text} for mark in recording.marks],
         "stages": summary.get("stages", []),
         "fidelity": {
-            "limited": bool(faults) if summary["fidelity"]["token_events"] else None,
-            "text": fidelity.line(summary["fidelity"], meta.generator_limits),
+            "limited": None if fidelity.unknown(told) or not told["token_events"] else bool(faults),
+            "text": fidelity.line(told, meta.generator_limits),
         },
         "verdict": None,
     }
@@ -165,7 +166,7 @@ def _fidelity(
     """Return whether the generator was at fault in a column; null where nothing was measured."""
     workers = {worker: seen_in(windows, recording.window_ns) for worker, windows in gauges.items()}
     seen = fidelity_in(cells, phases, limits, workers)
-    if not seen["token_events"]:
+    if not seen["token_events"] or fidelity.unknown(seen):
         return None
     faults = fidelity.faults(seen, limits)
     return {"limited": bool(faults), "text": "; ".join(fault.text for fault in faults) or "measured the server"}

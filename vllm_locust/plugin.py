@@ -323,6 +323,8 @@ class Plugin:
                 kept[SAMPLES].save(path, partial(samples.write, most=prepared.settings.samples))
                 self._kept["Samples"] = samples.line(path)
         finally:
+            for downloads in kept.values():
+                downloads.close()
             self._written.set()
 
     def _on_quitting(self) -> None:

@@ -24,6 +24,7 @@ from vllm_locust.verdict import exit_code, findings
 
 _OPTIONAL = ("itl_token", "queue", "ttft_scheduled", "e2el_scheduled", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
+_UNKNOWN = "–"
 _IN_SECONDS = ("e2el", "e2el_scheduled")
 """Metrics that are shown in seconds, all others in milliseconds."""
 
@@ -67,7 +68,7 @@ def _judged(name: str, scope: Summary) -> str:
     for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
         described, judged = scope[metric], scope["judged"][metric]
         pairs = [(key, cell(described, key, scale, 6), cell(judged, key, scale, 6)) for key in keys]
-        moved = [(key, late) for key, was, late in pairs if was != late]
+        moved = [(key, late) for key, was, late in pairs if late not in (was, _UNKNOWN)]
         shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
         changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
     return f"{printable(name, 40)} {', '.join(changes)}" if changes else ""

@@ -11,6 +11,7 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
@@ -18,6 +19,7 @@ from msgspec import UNSET, UnsetType
 
 from vllm_locust.answer import text_of
 from vllm_locust.api import asked
+from vllm_locust.errors import InputError
 from vllm_locust.spool import Spool
 from vllm_locust.tally import longest_gap_ns
 from vllm_locust.timeline import Timeline
@@ -31,6 +33,7 @@ _SLICE = 50
 """How many rows are made without a pause: half a millisecond."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How cells begin that a spreadsheet takes for formulas (OWASP, CSV injection)."""
+_ESCAPED = tuple(f"'{char}" for char in _FORMULA)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -212,3 +215,23 @@ def cell(value: Any) -> str:  # noqa: ANN401 - JSON
     if not isinstance(value, str):
         return "" if value is UNSET else msgspec.json.encode(value).decode()
     return f"'{value}" if value.startswith(_FORMULA) else value
+
+
+def read(file: Path) -> Iterator[Row]:
+    """Yield the rows of a log in either of `FORMATS`; raises `InputError` where it is none."""
+    form = file.suffix.removeprefix(".")
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            yield from _rows(opened) if form == "csv" else map(msgspec.json.Decoder(Row).decode, opened)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    except (msgspec.DecodeError, csv.Error, ValueError) as error:
+        raise InputError(f"{file}: no log of requests ({error}); it is written by --request-log") from error
+
+
+def _rows(file: IO[str]) -> Iterator[Row]:
+    """Yield what `write` wrote as CSV; several answers of one request stay the one text that they were written as."""
+    empty = {field.name: "" if field.type is str else None for field in msgspec.structs.fields(Row)[: len(COLUMNS)]}
+    for line in csv.DictReader(file):
+        values = {name: text[text.startswith(_ESCAPED) :] for name, text in line.items() if text}
+        yield msgspec.convert(empty | values, Row, strict=False)

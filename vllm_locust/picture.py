@@ -74,6 +74,7 @@ def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
     return {
         "run": f"{recording.run}.{recording.epoch}",
         **{name: getattr(meta, name) for name in ("name", "target", "model", "started")},
+        "excerpt": meta.excerpt[0] if meta.excerpt else "",
         "window_s": recording.window_ns / NS_PER_S,
         "now_s": None,
         "length_s": None if recording.length_ns is None else recording.length_ns / NS_PER_S,

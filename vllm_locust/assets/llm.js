@@ -144,7 +144,7 @@ function drawHead() {
   byId("state").className = `badge ${state[0]}`;
   setText(byId("state"), state[1]);
   setText(byId("name"), picture.name || "LLM");
-  const age_s = picture.now_s ?? picture.length_s;
+  const age_s = picture.excerpt ? null : picture.now_s ?? picture.length_s;
   setText(byId("age"), age_s == null ? "" : clock(Math.floor(age_s)));
   const told = facts().map(([term, text]) => element("div", {}, element("dt", {}, term), element("dd", {}, text)));
   byId("facts").replaceChildren(...told);
@@ -154,7 +154,7 @@ function drawHead() {
 function facts() {
   const started = new Date(picture.started || NaN), isDate = !Number.isNaN(started.getTime());
   const about = [["target", picture.target], ["model", picture.model],
-    ["started", isDate ? started.toLocaleString() : picture.started]];
+    ["started", isDate ? started.toLocaleString() : picture.started], ["part", picture.excerpt]];
   const now = [["users", count(picture.users)], ["workers", count(picture.workers)],
     ["streams in flight", count(picture.in_flight)], ["longest silence", duration(picture.silence_s)]];
   return [...about, ...(picture.state === "running" ? now : [])].filter(([, text]) => text);

@@ -272,11 +272,22 @@ def test_what_cannot_be_is_refused_with_what_there_is(asked: dict[str, Any], mes
         excerpt(steady_run(), **asked)
 
 
-def test_an_excerpt_of_a_run_in_which_nothing_happened_is_shown_or_refused_in_words() -> None:
+def test_a_run_without_windows_has_no_parts() -> None:
+    """One that never began, and a result of another tool that tells its figures and nothing of each request."""
     run = Run.of(Recording("r1", 0, WINDOW_NS), META)
-    assert excerpt(run, scenarios=["short"]).summary["total"]["requests"] == 0
-    with pytest.raises(InputError, match="nothing is between them"):
-        excerpt(run, since_s=10)
+    for asked in ({"scenarios": ["short"]}, {"since_s": 10.0}):
+        with pytest.raises(InputError, match="has no windows"):
+            excerpt(run, **asked)  # type: ignore[arg-type]
+
+
+def test_of_a_result_of_another_tool_without_samples_no_part_is_made_up(tmp_path: Path) -> None:
+    path = tmp_path / "bench.json"
+    told = {"request_throughput": 2.0, "mean_ttft_ms": 50.0, "completed": 20, "duration": 10.0}
+    path.write_text(json.dumps(told))
+    whole = load(path)
+    assert whole.summary["total"]["requests"] == 20
+    with pytest.raises(InputError, match="has no windows"):
+        excerpt(whole, scenarios=[*whole.summary["scenarios"]])
 
 
 def test_every_form_of_the_report_takes_an_excerpt_and_says_so(

@@ -437,22 +437,34 @@ def add(parser):
 
 def test_a_note_and_how_the_server_was_started_are_kept_with_the_run_and_shown(tmp_path: Path) -> None:
     config, secret = tmp_path / "server.txt", "sk-most-secret"
-    config.write_text(f"vllm serve tiny --max-num-seqs 64 \\\n  --api-key {secret}\n")
+    config.write_text(f"HF_TOKEN=hf_other vllm serve tiny --max-num-seqs 64 \\\n  --api-key {secret} --seed 7\n")
     with simulator(tmp_path, *FAST, "--api-key", secret) as url:
-        given = ("--note", "before <b>tuning</b>\x1b[31m", "--server-config", str(config), "--html-report")
+        given = ("--note", f"before <b>tuning</b>\x1b[31m {secret}", "--server-config", str(config), "--html-report")
         load = headless(tmp_path, url, "-u", "2", "-r", "2", "-t", "2s")
         code, output = run(tmp_path, [*load, *given, "--api-key", secret])
     assert code == 0, output
     meta = saved(tmp_path)["meta"]
-    assert meta["note"] == "before <b>tuning</b>\x1b[31m"
-    assert meta["server_config"] == "vllm serve tiny --max-num-seqs 64 \\\n  --api-key ***"
-    assert "Note      before <b>tuning</b>\\x1b[31m\n" in output
+    assert meta["note"] == "before <b>tuning</b>\x1b[31m ***"
+    kept = ["HF_TOKEN=*** vllm serve tiny --max-num-seqs 64 \\", "  --api-key *** --seed 7"]
+    assert meta["server_config"].splitlines() == kept
+    assert "Note      before <b>tuning</b>\\x1b[31m ***\n" in output
     assert "max-num-seqs" not in output.replace(meta["command"], "")
     (page,) = (tmp_path / "results").glob("*/report.html")
     assert "--max-num-seqs 64" in page.read_text()
     assert "<b>tuning" not in page.read_text()
     full = [sys.executable, "-m", "vllm_locust", "report", "--full", str(page.parent)]
-    assert "Server    vllm serve tiny --max-num-seqs 64" in subprocess.check_output(full, text=True)
+    shown = subprocess.check_output(full, text=True)
+    assert f"\nServer    {kept[0]}\n          {kept[1].strip()}\n" in shown
+    for told in (output, shown, page.read_text()):
+        assert secret not in told
+        assert "hf_other" not in told
+
+
+def test_what_says_how_the_server_was_started_is_no_log(tmp_path: Path, server: str) -> None:
+    config = tmp_path / "server.txt"
+    config.write_text("x" * 65_537)
+    code, output = run(tmp_path, headless(tmp_path, server, "-t", "2s", "--server-config", str(config)))
+    assert (code, "65,537 bytes, at most 65,536 are kept" in output) == (2, True), output
 
 
 def test_what_options_of_the_user_keep_secret_is_not_saved_with_the_command(tmp_path: Path, server: str) -> None:

@@ -21,6 +21,7 @@ from windowed import Traffic, recorded
 from vllm_locust import contrast, overview, picture
 from vllm_locust.cell import STEADY, Cells, Key
 from vllm_locust.comparison import compare
+from vllm_locust.excerpt import excerpt
 from vllm_locust.page import ASSETS, page
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Mark, Recording
@@ -224,6 +225,29 @@ def test_all_of_a_saved_run_is_drawn_and_told(show: Show) -> None:
     starred = [text.endswith("*") for text in seen.legend("ttft")]
     assert starred == [False, False, True]  # a p99 of fewer than 100
     assert "limited by the generator" in seen.page.locator("#verdicts").inner_text()
+
+
+def test_a_part_of_a_run_is_drawn_from_its_begin_and_called_one(show: Show) -> None:
+    run = Run.of(recording_of(("short", "long")), Meta(run="r1", parts=["short", "long"]))
+    seen = show(json.loads(json.dumps(picture.of_run(excerpt(run, since_s=60, until_s=100, scenarios=["long"])))))
+    assert seen.charts()["ttft"] == 4
+    assert seen.page.evaluate("llm.charts.get('ttft').u.scales.x.min") == 60
+    assert seen.page.evaluate("llm.charts.get('ttft').u.scales.x.max") == 100
+    assert "60 s to 100 s of 120 s, in whole windows, scenario long" in seen.page.locator("#facts").inner_text()
+    assert seen.page.locator("#age").inner_text() == ""
+
+
+def test_how_the_server_was_started_is_folded_and_stays_text(show: Show) -> None:
+    config = f"vllm serve tiny\n  --a 1\n  --b 2\n  --c 3\n  {MARKUP}\n  --last 5"
+    meta = Meta(run="r1", note=MARKUP, server_config=config, plugin_version="1.2.3")
+    seen = show(json.loads(json.dumps(picture.of_run(Run.of(recording_of(("short",)), meta)))))
+    folded = seen.page.locator("#table-settings details")
+    assert folded.count() == 1
+    assert folded.inner_text() == "vllm serve tiny … (6 lines)"
+    folded.locator("summary").click()
+    assert folded.evaluate("folded => folded.lastChild.data") == config
+    assert config in folded.inner_text()
+    assert ["Note", MARKUP] in seen.table("settings")
 
 
 def test_the_distribution_of_each_scenario_is_drawn_with_the_limits_on_it(show: Show) -> None:

@@ -42,8 +42,8 @@ def test_runs_are_listed_by_what_they_sent_the_latest_last(tmp_path: Path, capsy
     for hour, path in zip((9, 8), paths, strict=True):
         whole = json.loads(path.read_text())["summary"]["total"]
         told = rows[path.parent.name]
-        assert told[1:5] == [str(hour), "users", f"{whole['requests']:,}", "0"]
-        assert [float(value.rstrip("*")) for value in told[5:7]] == pytest.approx(
+        assert told[1:6] == [str(hour), "users", "40.0", f"{whole['requests']:,}", "0"]
+        assert [float(value.rstrip("*")) for value in told[6:8]] == pytest.approx(
             [1e3 * whole["ttft"][key] for key in ("p50", "p95")], rel=0.005
         )
     assert rows[missed.parent.name][-2:] == ["exit", "3"]
@@ -84,7 +84,7 @@ def test_a_run_of_an_older_version_is_summed_up_as_a_report_does(
     content = json.loads(path.read_text())
     path.write_text(json.dumps(content | {"summary": {}}))
     (row,) = [line.split() for line in listed(capsys, tmp_path) if line.startswith(path.parent.name)]
-    assert row[3] == f"{content['summary']['total']['requests']:,}"
+    assert row[4] == f"{content['summary']['total']['requests']:,}"
 
 
 def test_a_note_stands_under_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -95,3 +95,32 @@ def test_a_note_stands_under_its_run(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert "".join(line.strip() for line in lines[at + 1 :]) == "tuned\\x1b[31m" + "x" * 120
     assert lines[at - 1].startswith("run8_")
     assert all(width_of(line) <= 100 for line in lines)
+
+
+def test_a_run_is_listed_with_how_long_it_lasted_and_when_it_started_unless_its_name_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = saved(tmp_path, 9).parent
+    heads, row = listed(capsys, tmp_path)[-2:]
+    assert heads.split()[:3] == ["run", "load", "[s]"]
+    assert row.split()[:4] == [path.name, "9", "users", "40.0"]
+    path.rename(tmp_path / "baseline")
+    heads, row = listed(capsys, tmp_path)[-2:]
+    assert heads.split()[:4] == ["run", "[UTC]", "load", "[s]"]
+    assert row.split()[:6] == ["baseline", "2026-01-02", "09:00", "9", "users", "40.0"]
+
+
+def test_the_names_of_runs_at_a_rate_have_room(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    meta = Meta(
+        name="baseline", started="2026-01-02T09:00:00+00:00", load={"arrivals": "poisson", "request_rate": 12.5}
+    )
+    path = save(Run.of(log_normal(1, {"short": Traffic(4000)}, 4), meta), tmp_path)
+    row = listed(capsys, tmp_path)[-1]
+    assert row.startswith(path.parent.name)
+    assert width_of(row) <= 100
+
+
+@pytest.mark.parametrize("started", ["", "yesterday", "\x1b[2J"])
+def test_a_start_that_is_no_time_is_a_dash(tmp_path: Path, capsys: pytest.CaptureFixture[str], started: str) -> None:
+    save(Run.of(log_normal(1, {"short": Traffic(4)}, 4), Meta(started=started)), tmp_path).parent.rename(tmp_path / "a")
+    assert listed(capsys, tmp_path)[-1].split()[:2] == ["a", "–"]

@@ -35,6 +35,8 @@ def excerpt(
 
     Raises `InputError` where there is nothing between them, or no scenario of a name.
     """
+    if not run.recording.windows:
+        raise InputError("--from, --to and --scenario: this run has no windows, of which a part could be made")
     unknown = [name for name in scenarios if name not in run.summary["scenarios"]]
     if unknown:
         known = format_list(run.summary["scenarios"])

@@ -46,7 +46,7 @@ def of_versions(meta: Meta) -> Facts:
     scenario = f"scenario {meta.scenario_hash}" if meta.scenario_hash else ""
     return [
         ("Command", [meta.command] if meta.command else []),
-        ("Server", [meta.server_config] if meta.server_config else []),
+        ("Server", meta.server_config.splitlines()),
         ("Versions", [part for part in (versions, scenario) if part]),
     ]
 

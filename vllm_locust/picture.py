@@ -74,6 +74,7 @@ def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
     return {
         "run": f"{recording.run}.{recording.epoch}",
         **{name: getattr(meta, name) for name in ("name", "target", "model", "started")},
+        "excerpt": meta.excerpt[0] if meta.excerpt else "",
         "window_s": recording.window_ns / NS_PER_S,
         "now_s": None,
         "length_s": None if recording.length_ns is None else recording.length_ns / NS_PER_S,
@@ -271,7 +272,7 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
 def settings_of(run: Run) -> list[tuple[str, str]]:
     """Return what was run, and with what."""
     found = [*facts.of_setting(run.summary, run.meta), *facts.of_versions(run.meta)]
-    return [(subject, text) for subject, texts in found for text in texts]
+    return [(subject, "\n".join(texts)) for subject, texts in found if texts]
 
 
 def _slowest_first(slow: Summary) -> float:

@@ -23,7 +23,7 @@ from vllm_locust.quantity import duration_s, format_list, share
 from vllm_locust.requestlog import FORMATS
 from vllm_locust.run import Settings, encode_scenarios
 from vllm_locust.scenario import LOAD_KEYS, Given, Scenario
-from vllm_locust.secret import blotted
+from vllm_locust.secret import blotted, without_credentials
 from vllm_locust.timeouts import Timeouts
 from vllm_locust.users import StreamUser, task_tags
 
@@ -257,7 +257,7 @@ def generator_limits(options: Any) -> Limits:  # noqa: ANN401 - an argparse name
 
 
 def server_config(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
-    """Return the text of the file that says how the server was started, without our key; empty where none is given."""
+    """Return the text of the file that says how the server was started, without keys; empty where none is given."""
     if not options.server_config:
         return ""
     where = f"--server-config {options.server_config}"
@@ -272,7 +272,7 @@ def server_config(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
         raise InputError(
             f"{where}: {len(data):,} bytes, at most {_LONGEST_CONFIG:,} are kept; leave out what is not asked"
         )
-    return blotted(text.strip(), options.api_key or os.environ.get("OPENAI_API_KEY"))
+    return without_credentials(blotted(text.strip(), options.api_key or os.environ.get("OPENAI_API_KEY")))
 
 
 def request_log(options: Any) -> str:  # noqa: ANN401 - an argparse namespace

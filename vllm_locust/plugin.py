@@ -5,6 +5,7 @@ what listeners raise, so errors of the user are turned into a message and an exi
 """
 
 import logging
+import os
 import platform
 import shlex
 import sys
@@ -224,7 +225,7 @@ class Plugin:
         self._run = self._saved = self._page = None
         self._kept = {}
         self._name, self._reset = self._options.name or "run", False
-        self._note = self._options.note or ""
+        self._note = blotted(self._options.note or "", self._options.api_key or os.environ.get("OPENAI_API_KEY"))
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
         self._environment.stop_timeout = float(self._options.stop_timeout or 0)
         settings = prepared.settings

@@ -57,7 +57,7 @@ def check_writable(directory: Path) -> None:
 def save(run: Run, directory: Path) -> Path:
     """Write `<directory>/<name>_<time>/run.json` and return its path; what is there already stays."""
     try:
-        target = _new_directory(directory, f"{slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
+        target = _new_directory(directory, f"{slug(run.meta.name)}_{stamp(run.meta.started)}") / FILE_NAME
         try:
             with replacing(target) as file:
                 file.writelines(_encoded(run))
@@ -129,7 +129,8 @@ def slug(name: str) -> str:
     return re.sub(r"[^\w.-]+", "-", name)[:50].strip(".-") or "run"
 
 
-def _stamp(started: str) -> str:
+def stamp(started: str) -> str:
+    """Return when a run began, as it is in the name of its directory; now, where that is no time."""
     try:
         at = datetime.fromisoformat(started)
     except ValueError:

@@ -5,6 +5,7 @@ Promise: every run file below the directory has a row, or a line that says what 
 
 from collections import defaultdict
 from collections.abc import Iterator
+from datetime import datetime
 from itertools import chain
 from pathlib import Path
 
@@ -12,19 +13,23 @@ from vllm_locust import facts
 from vllm_locust.errors import InputError
 from vllm_locust.overview import BRIEF, cell
 from vllm_locust.quantity import format_number
-from vllm_locust.results import FILE_NAME, Run, load
+from vllm_locust.results import FILE_NAME, Run, load, stamp
 from vllm_locust.summary import Meta
 from vllm_locust.terminal import COLUMNS, Column, printable, table, wrapped
 from vllm_locust.verdict import exit_code, findings
 
 _HEADS = (
     Column("", "run"),
+    Column("started", "[UTC]"),
     Column("", "load"),
+    Column("lasted", "[s]"),
     Column("", "requests"),
     Column("", "failed"),
     *BRIEF,
     Column("", "verdict"),
 )
+_STARTED = 1
+"""Place of the column that a table has no need of where the names of its runs tell when they started."""
 _LOAD_WIDTH = 18
 
 
@@ -48,10 +53,17 @@ def text(directory: Path) -> str:
 def _tables(groups: dict[str, list[tuple[str, list[str], str]]]) -> Iterator[list[str]]:
     for sent, found in groups.items():
         found.sort()
-        lines = [line.rstrip() for line in table(_HEADS, [row for _, row, _ in found])]
-        heads, rows = lines[: -len(found)], lines[-len(found) :]
+        heads, rows = _laid_out([row for _, row, _ in found], [started for started, _, _ in found])
         noted = ([row, *_note(note)] for row, (_, _, note) in zip(rows, found, strict=True))
         yield [*wrapped(printable(sent), COLUMNS), *heads, *chain.from_iterable(noted)]
+
+
+def _laid_out(rows: list[list[str]], started: list[str]) -> tuple[list[str], list[str]]:
+    """Return the lines of heads and rows."""
+    told = all(stamp(at) in row[0] for at, row in zip(started, rows, strict=True))
+    kept = [place for place in range(len(_HEADS)) if not (told and place == _STARTED)]
+    lines = [line.rstrip() for line in table([_HEADS[i] for i in kept], [[row[i] for i in kept] for row in rows])]
+    return lines[: -len(rows)], lines[-len(rows) :]
 
 
 def _note(note: str) -> list[str]:
@@ -68,7 +80,9 @@ def _row(name: str, run: Run) -> list[str]:
     whole, code = run.summary["total"], exit_code(findings(run.summary, run.meta))
     return [
         printable(name, COLUMNS),
+        _started(run.meta.started),
         printable(next(facts.asked(run.meta), ""), _LOAD_WIDTH),
+        format_number(run.summary["duration_s"], 5),
         format_number(whole["requests"], 8),
         format_number(whole["failed"], 6),
         *(cell(whole["ttft"], key, 1e3, 6) for key in ("p50", "p95")),
@@ -76,3 +90,11 @@ def _row(name: str, run: Run) -> list[str]:
         format_number(whole["rates"]["output_tokens_per_s"], 6),
         f"exit {code:d}" if code else "ok",
     ]
+
+
+def _started(started: str) -> str:
+    """Return date and time of day, to the minute."""
+    try:
+        return f"{datetime.fromisoformat(started):%Y-%m-%d %H:%M}"
+    except ValueError:
+        return "–"

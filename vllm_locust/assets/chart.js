@@ -15,7 +15,7 @@ function isShown(id, {label}) {
 
 function wholeTime() {
   const end = Math.max(picture.columns.at(-1)?.end_s ?? 0, picture.window_s ?? 1);
-  if (picture.state !== "running") return [0, end];
+  if (picture.state !== "running") return [picture.columns[0]?.start_s ?? 0, end]; // a part of a run has a begin
   const step = STEPS_S.find((each) => each >= end / 12) ?? 86400; // while it grows, it does so in steps
   return [0, Math.ceil(end / step) * step];
 }

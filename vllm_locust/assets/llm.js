@@ -144,7 +144,7 @@ function drawHead() {
   byId("state").className = `badge ${state[0]}`;
   setText(byId("state"), state[1]);
   setText(byId("name"), picture.name || "LLM");
-  const age_s = picture.now_s ?? picture.length_s;
+  const age_s = picture.excerpt ? null : picture.now_s ?? picture.length_s;
   setText(byId("age"), age_s == null ? "" : clock(Math.floor(age_s)));
   const told = facts().map(([term, text]) => element("div", {}, element("dt", {}, term), element("dd", {}, text)));
   byId("facts").replaceChildren(...told);
@@ -154,7 +154,7 @@ function drawHead() {
 function facts() {
   const started = new Date(picture.started || NaN), isDate = !Number.isNaN(started.getTime());
   const about = [["target", picture.target], ["model", picture.model],
-    ["started", isDate ? started.toLocaleString() : picture.started]];
+    ["started", isDate ? started.toLocaleString() : picture.started], ["part", picture.excerpt]];
   const now = [["users", count(picture.users)], ["workers", count(picture.workers)],
     ["streams in flight", count(picture.in_flight)], ["longest silence", duration(picture.silence_s)]];
   return [...about, ...(picture.state === "running" ? now : [])].filter(([, text]) => text);
@@ -176,6 +176,7 @@ const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["samples"
   ["workers", "Workers"], ["settings", "Settings"]];
 const WORDS = new Map([["better", "good"], ["worse", "bad"]]); // of a comparison
 const drawnTables = new Map();
+const FEW_LINES = 4;
 
 function drawTables() {
   for (const [name, title] of TABLES) {
@@ -190,13 +191,20 @@ function drawTables() {
 function tableOf(title, {columns, rows, note}) {
   const align = (i) => (columns[i]?.text ? {class: "text"} : {});
   const look = (cell, i) => ({...align(i), ...(columns[i]?.title === "word" ? {class: `text ${WORDS.get(cell) ?? ""}`} : {})});
-  const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", look(cell, i), cell ?? ABSENT))));
+  const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", look(cell, i), folded(cell ?? ABSENT)))));
   const titles = columns.map((column, i) => element("th", {scope: "col", ...align(i)}, column.title ?? ""));
   const groups = columns.some(({group}) => group) ? [groupsOf(columns)] : [];
   const head = element("thead", {}, ...groups, element("tr", {}, ...titles));
   const table = element("table", {}, head, element("tbody", {}, ...body));
   const scroll = element("div", {class: "scroll", tabindex: "0", role: "region", "aria-label": title}, table);
   return [element("h2", {}, title), scroll, ...(note ? [element("p", {class: "note"}, note)] : [])];
+}
+
+// A cell of many lines, like a file, shows the first one until somebody opens it.
+function folded(text) {
+  const lines = String(text).split("\n");
+  if (lines.length <= FEW_LINES) return text;
+  return element("details", {}, element("summary", {}, `${lines[0]} … (${lines.length} lines)`), text);
 }
 
 // Neighbours of one group share a head.

@@ -68,6 +68,23 @@ def _row(name: str, scope: Summary) -> list[str]:
     ]
 
 
+def counting_failures(summary: Summary) -> str:
+    """Say how the percentiles change when failures count as late; empty where they do not."""
+    judged = [late for name, scope in scopes(summary) if (late := _judged(name, scope))]
+    return f"counting failures as late: {'; '.join(judged)}" if judged else ""
+
+
+def _judged(name: str, scope: Summary) -> str:
+    changes = []
+    for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
+        described, judged = scope[metric], scope["judged"][metric]
+        pairs = [(key, cell(described, key, scale, 6), cell(judged, key, scale, 6)) for key in keys]
+        moved = [(key, late) for key, was, late in pairs if was != late]
+        shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
+        changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
+    return f"{printable(name, 40)} {', '.join(changes)}" if changes else ""
+
+
 def cell(values: Summary, key: str, scale: float, width: int) -> str:
     """Print one statistic of a metric, marked if it is a percentile that its samples cannot carry."""
     value = values.get(key)

@@ -80,7 +80,7 @@ function switchTheme() {
 // Paper is white, and as wide as llm.css has it.
 function printed() {
   setTheme("light");
-  for (const chart of charts.values()) chart.fit(680);
+  for (const chart of charts.values()) chart.fit(660);
 }
 
 function unprinted() {
@@ -169,9 +169,10 @@ function verdicts() {
 
 // ---- Tables
 
-const TABLES = [["run", "This run"], ["window", "Last window"], ["facts", "Remarks"], ["limits", "Limits"],
-  ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"],
-  ["workers", "Workers"], ["settings", "Settings"]];
+const TABLES = [["run", "This run"], ["limits", "Limits"], ["stability", "Stability"], ["window", "Last window"],
+  ["facts", "Remarks"], ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"],
+  ["slowest", "Slowest requests"], ["marks", "Marks"], ["workers", "Workers"], ["settings", "Settings"]];
+const FIRST = ["run", "limits", "stability"]; // what a saved page begins with: it is read, not watched
 const drawnTables = new Map();
 
 function drawTables() {
@@ -256,7 +257,10 @@ function listen() {
 
 function begin() {
   for (const each of CHARTS) charts.set(each.id, new Chart(each));
-  for (const [name] of TABLES) byId("tables").append(element("div", {class: "cell", id: `table-${name}`, hidden: ""}));
+  for (const [name] of TABLES) {
+    const place = saved && FIRST.includes(name) ? "summary" : "tables";
+    byId(place).append(element("div", {class: "cell", id: `table-${name}`, hidden: ""}));
+  }
   readChoices();
   listen();
   followTheme();

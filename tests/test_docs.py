@@ -26,6 +26,7 @@ from vllm_locust import (
     limit,
     loadspec,
     requestlog,
+    samples,
     scenario,
     slowest,
     spikes,
@@ -34,8 +35,9 @@ from vllm_locust import (
     symptoms,
     verdict,
 )
+from vllm_locust import recording as recordings
 from vllm_locust.arrivals import PROCESSES, Arrivals, Segment
-from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Key
+from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Key, select, total
 from vllm_locust.cpu import LONG_WAIT_NS
 from vllm_locust.errors import ExitCode
 from vllm_locust.exporter import Exporter, Snapshot
@@ -120,9 +122,9 @@ def parser() -> dict[str, Any]:
     """What Locust's parser, with our options in it, has and makes of the commands."""
     env = {name: value for name, value in os.environ.items() if not re.match("(VLLM_)?LOCUST_", name)}
     command = [sys.executable, "-c", LOCUSTS_PARSER]
-    result = subprocess.run(
-        command, check=False, input=json.dumps(of("locust")), capture_output=True, text=True, env=env
-    )
+    handed_on = [words[words.index("--") + 1 :] for words in of("vllm-locust") if "--" in words]
+    asked = json.dumps([*of("locust"), *handed_on])
+    result = subprocess.run(command, check=False, input=asked, capture_output=True, text=True, env=env)
     assert result.returncode == 0, result.stderr
     return dict(json.loads(result.stdout))
 
@@ -150,7 +152,7 @@ def test_locust_accepts_every_locust_command(parser: dict[str, Any]) -> None:
 
 
 def test_every_verb_accepts_its_commands() -> None:
-    assert {words[0] for words in of("vllm-locust")} == {"check", "list", "report", "simulate"}
+    assert {words[0] for words in of("vllm-locust")} == {"check", "compare", "gate", "list", "report", "simulate"}
     for words in of("vllm-locust"):
         assert cli._parser().parse_args(words).act
 
@@ -242,6 +244,22 @@ def test_the_numbers_of_a_run_file_are_those_that_are_told() -> None:
     assert {*re.findall(r"`(\w+_ns)`", frame)} == saved_ns
 
 
+def test_the_examples_read_a_run_file(tmp_path: Path) -> None:
+    with simulator(tmp_path, *FAST) as url:
+        command = locust(*headless(tmp_path, url, "-u", "4", "-r", "4", "-t", "3s", "--window", "1s", "--warmup", "0"))
+        with process(command, tmp_path / "locust.log", cwd=tmp_path) as running:
+            running.wait(60)
+    (file,) = (tmp_path / "results").glob("*/run.json")
+    code = "".join(re.findall(r"```python\n(.*?)```", section("The run file", DEFINITIONS), re.DOTALL))
+    ran = subprocess.run([sys.executable, "-c", code], cwd=file.parent, capture_output=True, text=True, check=True)
+    *scenarios, (count, p95_ns) = [line.split() for line in ran.stdout.splitlines()]
+    told = saved(tmp_path)["summary"]["scenarios"]
+    assert [line[:2] for line in scenarios] == [[name, str(scope["requests"])] for name, scope in told.items()]
+    recording = recordings.load(saved(tmp_path)["recording"])
+    ttft = total(select(recording.window(1), scenario="short", phase=STEADY)).histograms["ttft"]
+    assert (int(count), float(p95_ns)) == (ttft.count, ttft.percentile(0.95))
+
+
 def test_the_phases_told_are_those_of_the_code() -> None:
     assert names(section("Time of a run", DEFINITIONS)) == [WARMUP, STEADY, RETRY]
 
@@ -302,6 +320,12 @@ def test_the_columns_of_the_log_are_those_of_its_rows() -> None:
         requestlog.TEXTS
     )
     assert f"up to {requestlog.MOST_BYTES // 1_000_000} MB" in told
+
+
+def test_the_fields_of_a_sample_are_those_of_its_file() -> None:
+    told = section("Samples of answers", DEFINITIONS)
+    assert names(told) == list(samples.Sample.__struct_fields__)
+    assert f"{samples.KEPT_CHARACTERS:,} characters" in told
 
 
 def test_the_time_limits_have_the_same_default_everywhere(parser: dict[str, Any]) -> None:

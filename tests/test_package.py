@@ -32,3 +32,4 @@ def test_scenarios_prompts_and_locustfiles_travel_in_the_wheel(tmp_path: Path) -
         cwd=installed,
     ).stdout.strip()
     assert Path(path) == installed / "vllm_locust" / "locustfiles" / "mixed.py"
+    assert (installed / "vllm_locust" / "assets" / "run.schema.json").is_file()

@@ -18,8 +18,9 @@ from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 from processes import MIXED, Cluster, Process, assert_clean, cluster, free_port, locust, process, simulator, wait_for
 from windowed import Traffic, recorded
 
-from vllm_locust import overview, picture
+from vllm_locust import contrast, overview, picture
 from vllm_locust.cell import STEADY, Cells, Key
+from vllm_locust.comparison import compare
 from vllm_locust.page import ASSETS, of_run, page
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Mark, Recording
@@ -241,6 +242,50 @@ def test_the_distribution_of_each_scenario_is_drawn_with_the_limits_on_it(show: 
     assert [text.split()[0] for text in seen.legend("ttft-shares")] == ["long"]
     seen.page.click("#log")
     seen.pixels("ttft-shares")
+
+
+def test_a_comparison_is_drawn_and_told(show: Show) -> None:
+    def run(seed: int, name: str, *, slower: float = 1.0) -> Run:
+        traffic = {HOSTILE[0]: Traffic(60, sigma=0.2), "long": Traffic(40, ttft_s=0.2 * slower, sigma=0.2)}
+        return Run.of(windowed.log_normal(seed, traffic, 20), Meta(name=name, parts=[*traffic]))
+
+    found = compare([run(1, "base"), run(2, "base")], [run(3, MARKUP, slower=2)])
+    shown = json.loads(json.dumps(contrast.of(found), allow_nan=False))
+    seen = show(shown)
+    shares = {
+        f"contrast-{name}-shares": len(told[""]["at_s"])
+        for name, told in shown["contrast"]["shares"].items()
+        if told[""]
+    }
+    assert list(shares) == ["contrast-ttft-shares", "contrast-e2el-shares"]  # these runs have no gaps
+    assert seen.charts() == {"contrast-ttft": 20, "contrast-tokens": 20} | shares
+    for chart in seen.charts():
+        seen.pixels(chart)
+    seen.page.select_option("#scenario", value="long")
+    assert [text.rsplit(maxsplit=2)[0] for text in seen.legend("contrast-ttft")] == ["base 1", "base 2", "new"]
+    windows = [stretch.steady["long"].histograms["ttft"] for stretch in found.new.stretches]
+    assert seen.line("contrast-ttft", 2) == [pytest.approx((each.percentile(0.95) or 0) / NS_PER_S) for each in windows]
+    told = shown["contrast"]["shares"]["ttft"]["long"]
+    assert [seen.line("contrast-ttft-shares", i) for i in (0, 1)] == [told["shares"][side] for side in ("base", "new")]
+    rows = seen.table("compared")
+    assert rows == shown["tables"]["compared"]["rows"]
+    assert {row[0] for row in rows} == {MARKUP, "long", "all"}
+    (worse,) = [row for row in rows if row[:2] == ["long", "TTFT p50"]]
+    assert worse[-1] == "worse"
+    cells = seen.page.locator("#table-compared td.bad").all_inner_texts()
+    assert cells == ["worse"] * sum(row[-1] == "worse" for row in rows)
+    assert "exit code 3" in seen.page.locator("#verdicts").inner_text()
+
+
+def test_a_comparison_that_is_refused_has_no_numbers(show: Show) -> None:
+    runs = [
+        Run.of(windowed.log_normal(1, {"a": Traffic(9)}, 5), Meta(parts=["a"], cache=cache)) for cache in ("", "cold")
+    ]
+    seen = show(json.loads(json.dumps(contrast.of(compare(runs[:1], runs[1:])))))
+    assert seen.charts() == {}
+    assert seen.table("compared") == []
+    assert seen.table("differs") == [["cache", "unknown", "cold", "makes numbers incomparable"]]
+    assert "incomparable: cache" in seen.page.locator("#verdicts").inner_text()
 
 
 def test_each_column_is_painted_where_its_numbers_are(show: Show) -> None:

@@ -384,7 +384,7 @@ class Workers:
 
     def __init__(self, tmp_path: Path, logs: dict[str, RequestLog], patience_s: float = 0.5) -> None:
         self.logs = logs
-        self.downloads = Downloads(tmp_path, patience_s, self._ask, lambda client: client in self.gone)
+        self.downloads = Downloads("request log", tmp_path, patience_s, self._ask, lambda client: client in self.gone)
         self.gone: set[str] = set()
         self.asked: list[tuple[str, int]] = []
         self.answer: Callable[[str, dict[str, Any]], None] = self.downloads.take

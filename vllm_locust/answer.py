@@ -1,6 +1,9 @@
 """What a request was answered, in texts: kept while it streams where the user asks for it, and only so much of it."""
 
+from collections.abc import Mapping
 from io import StringIO
+
+from vllm_locust.secret import blotted
 
 KEPT_CHARACTERS = 1_000_000
 """Of one answer: what servers send has no end."""
@@ -45,3 +48,9 @@ class Answer:
     def reasoning(self) -> dict[int, str]:
         """The same of what came apart from the content."""
         return {choice: text.getvalue() for choice, text in sorted(self._reasoning.items())}
+
+
+def text_of(by_choice: Mapping[int, str], secret: str | None) -> str | list[str] | None:
+    """Return the text of the only choice that has one, those of several in the order of the choices; no secret."""
+    texts = [blotted(text, secret) for text in by_choice.values()]
+    return texts if len(texts) > 1 else next(iter(texts), None)

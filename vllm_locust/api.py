@@ -5,6 +5,7 @@ dialect send: SGLang, TGI, llama.cpp, Ollama, LiteLLM, Azure, OpenRouter. Decodi
 fields are passed over.
 """
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
@@ -227,6 +228,11 @@ class Counting(msgspec.Struct, frozen=True, kw_only=True):
     """By the usage so far, `stream_options.continuous_usage_stats`."""
     token_ids: bool = False
     """By the ids of its tokens, `return_token_ids`."""
+
+
+def asked(body: Mapping[str, Any]) -> Any:  # noqa: ANN401 - JSON
+    """Return what a body asks: its messages, or its prompt."""
+    return body.get("messages", body.get("prompt"))
 
 
 def streaming(body: dict[str, Any], model: str, counting: Counting) -> dict[str, Any]:

@@ -23,6 +23,7 @@ examples:
   locust -f locustfiles/mixed.py --host http://localhost:8000 --request-rate 20 -t 5m --headless
   vllm-locust report results/run_20260101-120000
   vllm-locust compare results/before_20260101-120000 results/after_20260101-130000
+  vllm-locust export --format vllm-bench results/run_20260101-120000
   vllm-locust list results
 """
 
@@ -55,12 +56,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_check(verbs)
     _add_report(verbs)
     _add_compare(verbs)
+    _add_gate(verbs)
+    _add_export(verbs)
     _add_list(verbs)
     _add_demo(verbs)
     shown = verbs.add_parser("options", help="print the options that locust has with this plugin")
     shown.set_defaults(act=_options)
-    path = verbs.add_parser("path", help="print where a packaged scenario or example locustfile is")
-    path.add_argument("name", help="like mixed.py or mixed.toml")
+    path = verbs.add_parser("path", help="print where a packaged scenario, example locustfile or JSON schema is")
+    path.add_argument("name", help="like mixed.py, mixed.toml or run.schema.json")
     path.set_defaults(act=_path)
     return parser
 
@@ -116,7 +119,7 @@ def _add_report(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
     verb.add_argument("--from", dest="since", metavar="TIME", help="leave out what happened before, like 60s")
     verb.add_argument("--to", dest="until", metavar="TIME", help="leave out what happened later, like 4m")
-    verb.add_argument("--scenario", help="only the requests of this one")
+    verb.add_argument("--scenario", action="append", default=[], help="only the requests of this one; repeatable")
     shape = verb.add_mutually_exclusive_group()
     shape.add_argument("--full", action="store_true", help="add a table for each metric")
     shape.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
@@ -147,6 +150,66 @@ def _add_compare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     verb.add_argument("--force", action="store_true", help="compare what is incomparable")
     verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts, too")
+
+
+def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser(
+        "gate",
+        help="run, compare with a stored run, and say by the exit code whether that passes",
+        usage="vllm-locust gate [options] -- OPTIONS OF LOCUST",
+    )
+    verb.set_defaults(act=_gate)
+    verb.add_argument(
+        "--baseline",
+        type=Path,
+        nargs="+",
+        default=[],
+        metavar="RUN",
+        help="what to compare with: a run.json, or the directory that it is in; several are runs after restarts",
+    )
+    verb.add_argument(
+        "--save-baseline",
+        action="store_true",
+        help="where there is no baseline yet, store this run as one if it passes",
+    )
+    verb.add_argument(
+        "--limit-difference",
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help='how much worse than the baseline a figure may be, like "ttft p95 +5%%"; may be repeated',
+    )
+    verb.add_argument(
+        "--rule", choices=("tuned",), help="tuned: p95 TTFT has to be clearly lower, and mean ITL not clearly higher"
+    )
+    verb.add_argument(
+        "--summary",
+        type=Path,
+        default=os.environ.get("GITHUB_STEP_SUMMARY") or None,
+        metavar="FILE",
+        help="add what came out to it, as Markdown (default: $GITHUB_STEP_SUMMARY)",
+    )
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page of the comparison with charts, too")
+    verb.add_argument("locust", nargs="*", metavar="OPTIONS", help="options of locust, after --")
+
+
+def _add_export(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    verb = verbs.add_parser("export", help="write the numbers of a run as other tools read them")
+    verb.set_defaults(act=_export)
+    verb.add_argument("run", type=Path, help="a run.json, or the directory that it is in")
+    verb.add_argument(
+        "--format",
+        choices=("vllm-bench", "csv"),
+        required=True,
+        help="vllm-bench: result files of vllm bench serve; csv: a table with a row for each scenario",
+    )
+    verb.add_argument(
+        "--output",
+        type=Path,
+        metavar="PATH",
+        help="directory for vllm-bench (default: vllm-bench, beside the run), file for csv (default: print it)",
+    )
 
 
 def _add_list(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -205,22 +268,29 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _report(options: argparse.Namespace) -> int:
-    from vllm_locust import excerpt, markdown, page, report, results  # noqa: PLC0415 - verbs load what they need alone
+    from vllm_locust import excerpt, markdown, page, report, results, samples  # noqa: PLC0415 - verbs load what they need alone
 
     run = results.load(options.run)
-    if (options.since, options.until, options.scenario) != (None, None, None):
-        run = excerpt.excerpt(run, since=options.since, until=options.until, scenario=options.scenario)
+    since, until = (
+        None if text is None else duration_s(text, where=flag)
+        for flag, text in (("--from", options.since), ("--to", options.until))
+    )
+    if options.scenario or since is not None or until is not None:
+        run = excerpt.excerpt(run, since_s=since, until_s=until, scenarios=options.scenario)
     if options.html is not None:
         results.save_text(page.of_run(run), options.html)
     elif options.format == "markdown":
         print(markdown.text(run), end="")
     else:
         print(report.text(run, full=options.full), end="")
+        if kept := samples.line(options.run):
+            print(f"{'Samples':10}{kept}")
     return ExitCode.OK
 
 
 def _compare(options: argparse.Namespace) -> int:
-    from vllm_locust import allowance, compare, comparison, results  # noqa: PLC0415 - verbs load what they need alone
+    # Verbs load what they need alone.
+    from vllm_locust import allowance, compare, comparison, page, results  # noqa: PLC0415
 
     base, new = options.base, options.new
     if options.runs:
@@ -236,8 +306,49 @@ def _compare(options: argparse.Namespace) -> int:
         tuned=options.rule is not None,
         force=options.force,
     )
+    if options.html is not None:
+        results.save_text(page.of_comparison(found), options.html)
     print(compare.as_markdown(found) if options.format == "markdown" else compare.text(found), end="")
     return found.exit_code
+
+
+def _gate(options: argparse.Namespace) -> int:
+    from vllm_locust import allowance, gate  # noqa: PLC0415 - verbs load what they need alone
+
+    asked = gate.Gate(
+        locust=tuple(options.locust),
+        baseline=tuple(options.baseline),
+        store=options.save_baseline,
+        allowances=tuple(allowance.parse(text, where=gate.LIMIT) for text in options.limit_difference),
+        tuned=options.rule is not None,
+        summary=options.summary,
+        html=options.html,
+    )
+    return gate.run(asked)
+
+
+def _export(options: argparse.Namespace) -> int:
+    from vllm_locust import results, sheet, vllm_bench  # noqa: PLC0415 - verbs load what they need alone
+
+    run = results.load(options.run)
+    if options.format == "csv":
+        table = "".join(sheet.lines(sheet.scenarios(run.summary)))
+        if options.output is None:
+            print(table, end="")
+        elif options.output.exists():
+            raise InputError(f"--output {options.output}: is there already, and stays; give another file")
+        else:
+            results.save_text(table, options.output)
+            print(options.output)
+        return ExitCode.OK
+    beside = options.run if options.run.is_dir() else options.run.parent
+    rows = vllm_bench.log_of(beside)
+    found = vllm_bench.results_of(run, rows)
+    for path in vllm_bench.save(found, beside / "vllm-bench" if options.output is None else options.output):
+        print(path)
+    if remark := vllm_bench.missing(found[""], rows):
+        print(f"vllm-locust: {remark}", file=sys.stderr)
+    return ExitCode.OK
 
 
 def _list(options: argparse.Namespace) -> int:
@@ -286,9 +397,10 @@ def _path(options: argparse.Namespace) -> int:
 def _packaged(name: str) -> Path:
     """Return where a packaged file is, in the wheel or in a checkout."""
     here = Path(__file__).parent
-    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios")]
+    folders = [root / kind for root in (here, here.parent) for kind in ("locustfiles", "scenarios", "assets")]
     for folder in folders:
         if (folder / name).is_file():
             return folder / name
-    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in (".py", ".toml")}
+    kinds = (".py", ".toml", ".json")
+    known = {path.name for folder in folders for path in folder.glob("*.*") if path.suffix in kinds}
     raise InputError(f"{name!r} is not packaged; there are {format_list(sorted(known))}")

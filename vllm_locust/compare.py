@@ -104,11 +104,16 @@ def _run(run: Run) -> str:
     return ", ".join(filter(None, told))
 
 
-def _differing(found: Comparison) -> list[str]:
+def differing_rows(found: Comparison) -> list[tuple[str, ...]]:
+    """Return what differs, on each side, and whether that makes numbers incomparable."""
     return [
-        f"{one.what}: {one.base} | {one.new}{' (makes numbers incomparable)' if one.prevents else ''}"
-        for one in found.differing
+        (one.what, one.base, one.new, "makes numbers incomparable" if one.prevents else "") for one in found.differing
     ]
+
+
+def _differing(found: Comparison) -> list[str]:
+    rows = differing_rows(found)
+    return [f"{what}: {base} | {new}{f' ({so})' if so else ''}" for what, base, new, so in rows]
 
 
 def _names(found: Comparison, word: Word) -> list[str]:

@@ -66,7 +66,7 @@ def course(recording: Recording, judged: Judged | None, *, full: bool) -> Iterat
     """Yield sparklines and table, if the run was to be stable; else, of more than one window, where `full` asks."""
     if judged is not None:
         windows = judged["windows"]
-    elif full and recording.window_count > 1:
+    elif full and len(recording.windows) > 1:
         windows = rows(intervals(recording))
     else:
         return

@@ -7,9 +7,7 @@ interrupt reaches the master alone, which ends the run in order; whatever is lef
 """
 
 import os
-import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -17,12 +15,12 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from vllm_locust.child import ended, started
 from vllm_locust.errors import ExitCode, TargetError
 from vllm_locust.results import FILE_NAME, load
 from vllm_locust.stages import last_met
 
 _READY_S = 20.0
-_GRACE_S = 5.0
 _SEATS = "32"
 """Of the simulator in the stability test: few enough for its stages to show where it is full, at some 26 requests/s,
 and enough for each scenario to have the requests in a window that the verdict needs."""
@@ -80,55 +78,23 @@ def _server(host: str | None, *options: str) -> Iterator[str]:
 
 
 def _run(demo: Demo, host: str, name: str) -> int:
-    with ExitStack() as started:
+    with ExitStack() as running:
         port = str(_free_port())
         locust = [sys.executable, "-m", "locust", "-f", str(demo.locustfile)]
         for _ in range(2):
-            started.enter_context(_process([*locust, "--worker", "--master-port", port, "--loglevel", "WARNING"]))
+            running.enter_context(started([*locust, "--worker", "--master-port", port, "--loglevel", "WARNING"]))
         master = [*locust, "--master", "--master-bind-host", "127.0.0.1", "--master-bind-port", port]
         how = ["--headless", "--only-summary", "--expect-workers", "2", "--expect-workers-max-wait", "30"]
         where = ["--results", demo.results, "--prometheus-port", str(demo.prometheus_port), "--name", name]
-        process = started.enter_context(_process([*master, *how, "--host", host, *demo.load, *where, *demo.extra]))
-        return _wait(process)
-
-
-def _wait(process: "subprocess.Popen[bytes]") -> int:
-    """Wait for the master, handing it what is sent to us."""
-    interrupts = 0
-
-    def interrupt(*_: object) -> None:
-        nonlocal interrupts
-        interrupts += 1
-        # The first one ends the run in order, the second one hurries that, the third one leaves.
-        process.send_signal(signal.SIGINT if interrupts < 3 else signal.SIGKILL)  # noqa: PLR2004
-
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, interrupt)
-    code = process.wait()
-    return code if code >= 0 else int(ExitCode.NOT_RUN)
-
-
-@contextmanager
-def _process(command: list[str]) -> "Iterator[subprocess.Popen[bytes]]":
-    # Its own session: Ctrl-C in the terminal is ours to hand on. No stdin, or each would read the terminal's keys.
-    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)  # noqa: S603 - our own words
-    try:
-        yield process
-    finally:
-        if process.poll() is None:
-            process.terminate()
-        try:
-            process.wait(_GRACE_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        process = running.enter_context(started([*master, *how, "--host", host, *demo.load, *where, *demo.extra]))
+        return ended(process)
 
 
 @contextmanager
 def _simulator(*options: str) -> Iterator[str]:
     port = _free_port()
     command = [sys.executable, "-m", "vllm_locust", "simulate", "--port", str(port), "--quiet", *options]
-    with _process(command) as process:
+    with started(command) as process:
         deadline = time.monotonic() + _READY_S
         while process.poll() is None and time.monotonic() < deadline:
             with socket.socket() as probe:

@@ -1,4 +1,4 @@
-"""The logs of requests on their way to the master, which asks each worker for its own once that has finished.
+"""Logs of requests and samples of answers on their way to the master, which asks each worker once that has finished.
 
 Promise: whatever is lost is asked for again, what comes twice counts once, and a worker that does not answer is not
 waited for without end. What is missing then is told.
@@ -9,12 +9,11 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import gevent
 import gevent.event
 
-from vllm_locust import requestlog
 from vllm_locust.results import replacing
 from vllm_locust.spool import Spool
 
@@ -27,10 +26,11 @@ _AGAIN_S = 1.0
 
 
 class Download:
-    """The log of one worker, as far as it has come."""
+    """What one worker has kept, as far as it has come."""
 
-    def __init__(self, worker: str, directory: Path, ask: Callable[[int], None]) -> None:
+    def __init__(self, what: str, worker: str, directory: Path, ask: Callable[[int], None]) -> None:
         """Keep what comes on the disk of a directory; `ask` wants what is behind an offset."""
+        self._what = what
         self.worker = worker
         self.spool = Spool(directory)
         self._ask = ask
@@ -62,7 +62,7 @@ class Download:
 
     def _keep(self, piece: dict[str, Any]) -> None:
         if self._size is None and piece["size"] > _LARGE_BYTES:
-            logger.info("%s sends its log of requests, %.0f MB", self.worker, piece["size"] / 1e6)
+            logger.info("%s sends its %s, %.0f MB", self.worker, self._what, piece["size"] / 1e6)
         self.spool.append(piece["data"])
         self.spool.settle()
         self._size, self._left_out, self._why = piece["size"], piece["left_out"], piece["trouble"]
@@ -79,20 +79,26 @@ class Download:
         """What is missing, in words, empty where nothing is."""
         if self.complete:
             left_out = f"{self._left_out:,} requests of {self.worker} are left out, {self._why}"
-            return f"request log: {left_out}" if self._left_out else ""
+            return f"{self._what}: {left_out}" if self._left_out else ""
         trouble = f" ({self.spool.trouble})" if self.spool.trouble else ""
         if self._rows:
-            return f"request log: of {self.worker} there are but the first {self._rows:,} requests{trouble}"
-        return f"request log: the requests of {self.worker} are missing{trouble}"
+            return f"{self._what}: of {self.worker} there are but the first {self._rows:,} requests{trouble}"
+        return f"{self._what}: the requests of {self.worker} are missing{trouble}"
 
 
 class Downloads:
-    """The logs of all workers that ever took part in a run."""
+    """What all workers that ever took part in a run have kept, each row a line; `what` it is, in a word of remarks."""
 
     def __init__(
-        self, directory: Path, patience_s: float, ask: Callable[[str, int], None], left: Callable[[str], bool]
+        self,
+        what: str,
+        directory: Path,
+        patience_s: float,
+        ask: Callable[[str, int], None],
+        left: Callable[[str], bool],
     ) -> None:
         """Expect nobody yet; `ask` a client for what is behind an offset, and find out whether it has `left`."""
+        self._what = what
         self._directory = directory
         self._patience_s = patience_s
         self._ask = ask
@@ -101,16 +107,16 @@ class Downloads:
         self._fetching: dict[str, gevent.Greenlet] = {}
 
     def expect(self, client: str, worker: str) -> None:
-        """A worker takes part; its log will be there when it has finished."""
+        """A worker takes part; what it keeps will be there when it has finished."""
         if client not in self._by_client:
-            self._by_client[client] = Download(worker, self._directory, partial(self._ask, client))
+            self._by_client[client] = Download(self._what, worker, self._directory, partial(self._ask, client))
 
     def forget(self, client: str) -> None:
         """It takes no part after all."""
         self._by_client.pop(client, None)
 
     def fetch(self, client: str) -> None:
-        """A worker has finished, perhaps in the middle of the run: it stays until its log is here."""
+        """A worker has finished, perhaps in the middle of the run: it stays until all is here."""
         download = self._by_client.get(client)
         if download is not None and client not in self._fetching:
             self._fetching[client] = gevent.spawn(download.fetch, self._patience_s, partial(self._left, client))
@@ -121,7 +127,7 @@ class Downloads:
             self._by_client[client].take(piece)
 
     def wait(self) -> None:
-        """Wait until everyone's log is here or given up."""
+        """Wait until everyone's rows are here or given up."""
         gevent.joinall(list(self._fetching.values()))
 
     @property
@@ -134,16 +140,16 @@ class Downloads:
         for download in self._by_client.values():
             yield from download.spool.lines()
 
-    def save(self, path: Path, form: str, *, texts: bool) -> None:
-        """Write all rows as a file, in a thread since they may be many, and give the space back; raises `OSError`."""
+    def save(self, path: Path, write: Callable[[Iterator[bytes], IO[bytes]], None]) -> None:
+        """Write all rows into a file, in a thread since they may be many, and give the space back; raises `OSError`."""
         try:
-            gevent.get_hub().threadpool.apply(self._write, (path, form), {"texts": texts})
+            gevent.get_hub().threadpool.apply(self._save, (path, write))
         finally:
             self.close()
 
-    def _write(self, path: Path, form: str, *, texts: bool) -> None:
+    def _save(self, path: Path, write: Callable[[Iterator[bytes], IO[bytes]], None]) -> None:
         with replacing(path) as file:
-            requestlog.write(self.lines(), file, form, texts=texts)
+            write(self.lines(), file)
 
     def close(self) -> None:
         """Give the space back."""

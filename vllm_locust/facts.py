@@ -6,6 +6,7 @@ Nothing here computes a number: `vllm_locust.summary` sums up.
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vllm_locust import bench_run
 from vllm_locust.api import Counting
 from vllm_locust.figures import Summary
 from vllm_locust.overview import cell
@@ -25,15 +26,16 @@ _MOST_REMARKS = 12
 
 def of_setting(summary: Summary, meta: Meta) -> Facts:
     """Return what was run, against which server, for how long."""
-    details = [f"seed {meta.seed}", f"cache {meta.cache}" if meta.cache else ""]
+    details = ["" if bench_run.was_read(meta) else f"seed {meta.seed}", f"cache {meta.cache}" if meta.cache else ""]
     started = f", started {meta.started}" if meta.started else ""
     return [
-        ("Run", [f"{meta.name} {meta.run}{started}"]),
+        ("Run", [f"{meta.name} {meta.run}".rstrip() + started]),
         ("Note", [meta.note] if meta.note else []),
-        ("Target", [meta.target + (f", model {meta.model}" if meta.model else "")]),
+        ("Target", [", ".join(filter(None, (meta.target, meta.model and f"model {meta.model}")))]),
         ("Scenario", [", ".join([*_sent(meta), *filter(None, details)])]),
         ("Load", [", ".join(asked(meta)) or _ABSENT]),
         ("Duration", [format_duration(summary["duration_s"]) + _left_out(summary["warmup"])]),
+        ("Excerpt", meta.excerpt),
     ]
 
 
@@ -154,8 +156,8 @@ def _goodput(rates: Summary, limits: Sequence[str]) -> Iterator[str]:
     """Say how many requests were good, and what that is; nothing where nobody asked."""
     if rates["goodput_per_s"] is not None:
         share = _ABSENT if rates["goodput_share"] is None else format_share(rates["goodput_share"], 1)
-        good = f"good is an ok request with {'; '.join(limits)}"
-        yield f"{format_rate(rates['goodput_per_s'])} requests/s, {share} of all due; {good}"
+        good = f"; good is an ok request with {'; '.join(limits)}" if limits else ""
+        yield f"{format_rate(rates['goodput_per_s'])} requests/s, {share} of all due{good}"
 
 
 def _queue(total: Summary) -> Iterator[str]:
@@ -181,8 +183,8 @@ def _retries(retry: Summary) -> Iterator[str]:
 
 
 def _streams(rates: Summary) -> Iterator[str]:
-    """Say how many streams there were, of a run that is over: `so_far` does not go through all windows."""
-    if "in_flight_mean" in rates:
+    """Say how many streams there were, where it is known: `so_far` does not go through all windows."""
+    if any(rates.get(name) is not None for name in ("in_flight_mean", "in_flight_peak")):
         mean, peak = format_rate(rates["in_flight_mean"]), format_count(rates["in_flight_peak"])
         yield f"{mean} in flight on average, {peak} at most (the sum of the workers' peaks)"
 
@@ -193,6 +195,8 @@ def _token_notes(total: Summary, meta: Meta) -> Iterator[str]:
         yield f"{per_event:.2f} tokens per event: gaps are those of events" + (
             f"; by token {cell(by_token, 'p50', 1e3, 6)} (p50) and {cell(by_token, 'p99', 1e3, 6)} ms (p99)"
             if by_token["count"]
+            else ""
+            if bench_run.was_read(meta)
             else "; --continuous-usage asks each for its tokens"
         )
     if meta.counting != Counting() and total["tokens"]["events"] and not by_token["count"]:

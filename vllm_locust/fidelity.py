@@ -90,6 +90,8 @@ def faults(fidelity: dict[str, Any], limits: Limits) -> list[Fault]:
 
 def line(fidelity: dict[str, Any], limits: Limits) -> str:
     """Say in one line whether the server or the generator was measured, and why."""
+    if unknown(fidelity):
+        return "not known: nothing tells of the generator"
     if not fidelity["token_events"]:
         return "nothing to judge: no token arrived"
     found = faults(fidelity, limits)
@@ -97,6 +99,12 @@ def line(fidelity: dict[str, Any], limits: Limits) -> str:
         return f"measured the server: {', '.join(_evidence(fidelity)) or 'no sign of a busy generator'}"
     remedies = _remedies({fault.limit for fault in found}, fidelity["workers"], limits)
     return f"limited by the generator: {', '.join(fault.text for fault in found)}; {'; '.join(remedies)}"
+
+
+def unknown(fidelity: dict[str, Any]) -> bool:
+    """Tell whether nothing was said of any worker, as where another tool was the generator."""
+    workers = fidelity["workers"].values()
+    return bool(workers) and all(seen["cpu_share"] is None for seen in workers)
 
 
 def misses(fidelity: dict[str, Any], limits: Limits) -> list[str]:

@@ -5,7 +5,7 @@ of all; rates are of what happened in a stretch of time, whatever the phase. Not
 """
 
 import math
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterable, Iterator, Mapping
 from typing import Any
 
 from vllm_locust.cell import Cell, Cells, select, total
@@ -146,9 +146,9 @@ def _tokens(cell: Cell) -> Summary:
     }
 
 
-def ended(cell: Cell) -> Iterator[tuple[str, int, int]]:
-    """Yield outcome, HTTP status and number of the requests that ended."""
-    for name, number in cell.counters.items():
+def ended(counters: Mapping[str, int]) -> Iterator[tuple[str, int, int]]:
+    """Yield outcome, HTTP status and number of the requests that ended, of the counters of a cell."""
+    for name, number in counters.items():
         if name.startswith("outcome|"):
             _, outcome, status = name.split("|")
             yield outcome, int(status), number
@@ -157,7 +157,7 @@ def ended(cell: Cell) -> Iterator[tuple[str, int, int]]:
 def outcomes_of(cell: Cell) -> dict[str, int]:
     """Return the count of every outcome of the closed set, and of those of a later version."""
     outcomes = {outcome.value: 0 for outcome in Outcome}
-    for outcome, _, number in ended(cell):
+    for outcome, _, number in ended(cell.counters):
         outcomes[outcome] = outcomes.get(outcome, 0) + number
     return outcomes
 

@@ -13,6 +13,7 @@ from weakref import WeakKeyDictionary
 
 import gevent
 import gevent.event
+import msgspec
 
 from vllm_locust import api, arrivals, scenario
 from vllm_locust.answer import Answer
@@ -26,6 +27,7 @@ from vllm_locust.recorder import Recorder
 from vllm_locust.recording import Report
 from vllm_locust.requestlog import RequestLog
 from vllm_locust.run import Finish, Phase, Run, Start, decode_scenarios
+from vllm_locust.samples import Samples, Wanted, rank
 from vllm_locust.scenario import Pick
 from vllm_locust.timeline import Timeline
 from vllm_locust.transport import Pool
@@ -61,6 +63,7 @@ class Generator:
         self.run = Run()
         self.recorder: Recorder | None = None
         self.log: RequestLog | None = None
+        self.samples: Samples | None = None
         self.answered_users = 0
         """How many users have finished a request in this run."""
         self._dispatch: Dispatch[Request] | None = None
@@ -101,6 +104,7 @@ class Generator:
         gc.set_threshold(*_GC_THRESHOLDS)
         self._run_start_ns = now_ns - start.run_age_ns
         self.log = self._new_log(start)
+        self.samples = Samples(start.worker, settings.seed, settings.samples) if settings.samples else None
         self.answered_users, self._arrive, self._on_state = 0, arrive, on_state
         self.run.begin(start, decode_scenarios(self._known[1]))
         self.new_epoch(start, start.epoch, start.run_age_ns - start.age_ns)
@@ -321,7 +325,8 @@ class Generator:
         """Stream one request and record it; raises `GateClosedError` where none may start."""
         called_ns = time.monotonic_ns()
         self._begun.wait()
-        run, recorder, client, log, body = self.run, self.recorder, self._client, self.log, request.body
+        run, recorder, client, body = self.run, self.recorder, self._client, request.body
+        log, samples = self.log, self.samples
         if not run.open or run.start is None or recorder is None or client is None:
             raise GateClosedError
         settings = run.start.settings
@@ -340,7 +345,8 @@ class Generator:
             expected_tokens=body["max_tokens"] if body.get("ignore_eos") and request.output_tokens else None,
         )
         encoded = api.encode_body(api.streaming(body, settings.model, settings.counting))
-        if log is not None and log.texts:
+        wanted = self._wanted(request)
+        if wanted is not None or (log is not None and log.texts):
             timeline.answer = Answer()
         recorder.begin(timeline)
         try:
@@ -349,6 +355,8 @@ class Generator:
             recorder.end(timeline)
             if log is not None:
                 log.add(timeline, recorder.epoch, body)
+            if samples is not None and wanted is not None:
+                samples.keep(wanted, timeline)
             if request.item is not None and request.scheduled_ns is None and run.work is not None:
                 run.work.end(request.item, failed=timeline.outcome is not None and timeline.outcome.failed)
                 if run.work.idle:
@@ -356,6 +364,23 @@ class Generator:
                 if run.work.done:
                     self._on_state()
         return timeline
+
+    def _wanted(self, request: Request) -> Wanted | None:
+        """Tell whether the answer to a request that is about to leave is wanted as a sample."""
+        item, samples = request.item, self.samples
+        if samples is None or (item is not None and item.attempt):
+            return None
+        if item is None:  # what has no number is known by what it asks
+            prompt = msgspec.json.encode(api.asked(request.body))
+            place = rank(samples.seed, request.user_class, prompt)
+            return Wanted(place, None, prompt) if samples.admit(request.scenario, place) else None
+        place = rank(samples.seed, item.user_class, item.index)
+        if not samples.admit(request.scenario, place):
+            return None
+        chosen = scenario.pick(self.run.scenarios[item.user_class], samples.seed, item.user_class, item.index)
+        # The same again without the nonce: no two runs have the same one.
+        body = request_body(chosen, request.endpoint, "", exact_length=False)
+        return Wanted(place, item.index, msgspec.json.encode(api.asked(body)))
 
 
 def seats(most: int | None, rank: int, ranks: int) -> int | None:

@@ -134,10 +134,14 @@ def judge(limit: Limit, steady: Cell, scope: Mapping[str, Any]) -> Judged:
 
 
 def due(steady: Cell) -> int:
-    """Return how many requests should have been answered: all that were to be sent, but for those that the end cut."""
+    """Return how many requests should have been answered: all that were to be sent, but for those that the end cut.
+
+    In an excerpt of a run more may have ended than were sent in it, and these were due, too.
+    """
     counters = steady.counters
-    cut = sum(number for name, number in counters.items() if name.startswith("outcome|cancelled|"))
-    return counters.get("sent", 0) + counters.get("dropped", 0) - cut
+    ended = {name: number for name, number in counters.items() if name.startswith("outcome|")}
+    cut = sum(number for name, number in ended.items() if name.startswith("outcome|cancelled|"))
+    return max(counters.get("sent", 0), sum(ended.values())) + counters.get("dropped", 0) - cut
 
 
 def _judged(limit: Limit, found: _Measurement) -> Judged:

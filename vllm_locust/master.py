@@ -26,8 +26,10 @@ from vllm_locust.cluster import (
     POLL_S,
     REFUSED,
     REPORT,
+    REQUESTS,
     RESET,
     ROWS,
+    SAMPLES,
     START,
     STATE,
     STEADY,
@@ -49,6 +51,8 @@ _MOST_SCENARIOS = 1_000
 """More of them are names of requests."""
 _CLOCK_OFF_S = 2.0
 """A wall clock that is further off is worth a remark; a message may take some of it."""
+_NAMES = {REQUESTS: "request log", SAMPLES: "samples"}
+"""As remarks call what workers keep."""
 
 
 @dataclass(slots=True)
@@ -101,8 +105,8 @@ class Master:
         self.run_start_ns = self.start_ns = 0
         """When the run began, and its epoch."""
         self.stop_ns: int | None = None
-        self.log: Downloads | None = None
-        """The log of requests, where one is wanted."""
+        self.kept: dict[str, Downloads] = {}
+        """What is wanted of what workers keep until the end: `REQUESTS`, `SAMPLES`."""
         self.before: list[Recording] = []
         """Recordings of epochs before a reset, as long as last reports of them may come."""
         self.scenarios: dict[str, None] = {}
@@ -135,7 +139,8 @@ class Master:
         self.run_start_ns = self.start_ns = time.monotonic_ns()
         self.stop_ns, self._late, self._unreadable = None, 0, 0
         self._note_scenarios(plan.parts)
-        self.log = self._new_log(self.recording.run) if plan.settings.request_log else None
+        wanted = {REQUESTS: plan.settings.request_log, SAMPLES: plan.settings.samples}
+        self.kept = {of: self._new_downloads(of, self.recording.run) for of, asked in wanted.items() if asked}
         self._done.clear()
         clients = self._clients()
         self.members = {client: Member(self._name(client), rank) for rank, client in enumerate(clients)}
@@ -199,8 +204,8 @@ class Master:
             scenarios=None if known else plan.encoded,
         )
         self._sent[client] = plan.hash
-        if self.log is not None:
-            self.log.expect(client, self.members[client].name)
+        for downloads in self.kept.values():
+            downloads.expect(client, self.members[client].name)
         self._runner.send_message(START, msgspec.msgpack.encode(start), client)
 
     def reset(self) -> Recording | None:
@@ -317,8 +322,8 @@ class Master:
         if self.recording is not None and self.recording.merge(report):
             if member is not None and last:
                 member.finished = True
-                if self.log is not None:
-                    self.log.fetch(msg.node_id)
+                for downloads in self.kept.values():
+                    downloads.fetch(msg.node_id)
         elif self._merge_late(report) and member is not None and last:
             member.reset = True
         self._note_scenarios(cell.key.scenario for window in report.windows for cell in window.cells)
@@ -356,6 +361,11 @@ class Master:
         unreadable = [f"{self._unreadable} reports of workers could not be read"] if self._unreadable else []
         return [*self._clock_remarks(), *unreadable]
 
+    @property
+    def missing_rows(self) -> list[str]:
+        """Say what is missing of what workers kept until the end."""
+        return [remark for downloads in self.kept.values() for remark in downloads.remarks]
+
     def _clock_remarks(self) -> list[str]:
         return [
             f"{m.name}: its wall clock is {abs(m.clock_off_s):.0f} s {'behind' if m.clock_off_s < 0 else 'ahead'}; "
@@ -364,15 +374,16 @@ class Master:
             if m.clock_off_s is not None and abs(m.clock_off_s) > _CLOCK_OFF_S
         ]
 
-    def _new_log(self, run: str) -> Downloads:
+    def _new_downloads(self, of: str, run: str) -> Downloads:
         def ask(client: str, offset: int) -> None:
-            self._runner.send_message(LOG, {"run": run, "offset": offset}, client)
+            self._runner.send_message(LOG, {"run": run, "of": of, "offset": offset}, client)
 
-        return Downloads(self._directory, self._finish_timeout_s, ask, self._left)
+        return Downloads(_NAMES[of], self._directory, self._finish_timeout_s, ask, self._left)
 
     def _on_rows(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
-        if self.log is not None and self.recording is not None and self.recording.run == msg.data["run"]:
-            self.log.take(msg.node_id, msg.data)
+        downloads = self.kept.get(msg.data["of"])
+        if downloads is not None and self.recording is not None and self.recording.run == msg.data["run"]:
+            downloads.take(msg.node_id, msg.data)
 
     def _on_refused(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
         name, version = msg.data["worker"], msg.data["version"]
@@ -380,8 +391,8 @@ class Master:
         if msg.node_id in self.members:
             self.members[msg.node_id].refused = True
             self.members[msg.node_id].gone_ns = time.monotonic_ns()
-            if self.log is not None:
-                self.log.forget(msg.node_id)
+            for downloads in self.kept.values():
+                downloads.forget(msg.node_id)
             self.mark(f"{name} takes no part: it runs vllm-locust {version}, the master {__version__}")
 
     def watch(self) -> None:
@@ -433,7 +444,7 @@ class Master:
     # End
 
     def finish(self, stop_timeout_s: float) -> None:
-        """Close the gate everywhere and wait for the final state of everyone who is still there, and for its log.
+        """Close the gate everywhere and wait for the final state of everyone who is still there, and what it kept.
 
         A second call joins the first one's wait.
         """
@@ -450,8 +461,8 @@ class Master:
         self._deadline_ns = self.stop_ns + round((stop_timeout_s + self._finish_timeout_s) * 1e9)
         while any(self._waited_for()) and time.monotonic_ns() < self._deadline_ns:
             gevent.sleep(POLL_S)
-        if self.log is not None:
-            self.log.wait()
+        for downloads in self.kept.values():
+            downloads.wait()
         self.watch()
         self.recording.length_ns = length_ns
         self.phase = Phase.FINISHED

@@ -46,6 +46,7 @@ OPTIONS = (
         metavar="FILE",
     ),
     Option("--results", "Where runs are saved; default: results", default="results", metavar="DIR"),
+    Option("--saved-path", "File that gets the path of the saved run.json, for scripts", metavar="FILE"),
     Option(
         "--request-rate",
         "Requests per second, like 20, or 5 for 60s, to 50 over 2m; default: users ask again once answered",
@@ -124,6 +125,11 @@ OPTIONS = (
         const="jsonl",
     ),
     Option("--log-text", "Have prompts and answers in the log of requests, too", switch=True),
+    Option(
+        "--save-samples",
+        "Save so many prompts and answers of each scenario beside the run, the same ones for the same seed",
+        metavar="K",
+    ),
     Option("--skip-bad-prompts", "Leave unusable lines of prompt files out", switch=True),
     Option("--connect-timeout", "How long to wait for a connection; default: 10s", default="10s"),
     Option(

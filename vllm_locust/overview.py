@@ -11,6 +11,7 @@ from vllm_locust.terminal import COLUMNS, MARK, Column, printable
 
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
+_UNKNOWN = "–"
 LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
 HEADS = (
     Column("", "scenario"),
@@ -79,18 +80,18 @@ def _judged(name: str, scope: Summary) -> str:
     for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
         described, judged = scope[metric], scope["judged"][metric]
         pairs = [(key, cell(described, key, scale, 6), cell(judged, key, scale, 6)) for key in keys]
-        moved = [(key, late) for key, was, late in pairs if was != late]
+        moved = [(key, late) for key, was, late in pairs if late not in (was, _UNKNOWN)]
         shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
         changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
     return f"{printable(name, 40)} {', '.join(changes)}" if changes else ""
 
 
 def cell(values: Summary, key: str, scale: float, width: int) -> str:
-    """Print one statistic of a metric, marked if it is a percentile that its samples cannot carry."""
+    """Print one statistic of a metric, marked if it is a percentile that its samples, where known, cannot carry."""
     value = values.get(key)
     if isinstance(value, float):
         value *= scale
-    few = value is not None and values["count"] < _NEEDED.get(key, 0)
+    few = None not in (value, values["count"]) and values["count"] < _NEEDED.get(key, 0)
     return format_number(value, width) + (MARK if few and value != "failed" else "")
 
 

@@ -8,11 +8,13 @@ import re
 from functools import cache
 from pathlib import Path
 
+from vllm_locust import contrast
 from vllm_locust import picture as pictures
+from vllm_locust.comparison import Comparison
 from vllm_locust.results import Run
 
 ASSETS = Path(__file__).parent / "assets"
-_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "charts.js", "paint.js", "chart.js", "llm.js")
+_SCRIPTS = ("uplot/uPlot.iife.min.js", "numbers.js", "charts.js", "paint.js", "chart.js", "contrast.js", "llm.js")
 """In this order one script, which begins by drawing."""
 _PLACE = re.compile(r"/\*(css|js|picture)\*/")
 
@@ -27,6 +29,11 @@ def page(picture: str = "null") -> str:
 def of_run(run: Run) -> str:
     """Return the page of a run that is over."""
     return page(json.dumps(pictures.of_run(run), allow_nan=False, separators=(",", ":")))
+
+
+def of_comparison(found: Comparison) -> str:
+    """Return the page of a comparison."""
+    return page(json.dumps(contrast.of(found), allow_nan=False))
 
 
 @cache

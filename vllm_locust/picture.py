@@ -9,7 +9,7 @@ In the warm-up a column tells what happened in it, since it is drawn shaded; wha
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,13 +54,17 @@ def of_run(run: Run) -> Values:
     """Return the whole picture of a run that is over."""
     recording, closed = run.recording, run.recording.window_count
     most = max(_FEWEST, _MOST_SCOPES // (1 + len(run.summary["scenarios"])))
-    every = windows_per_column(closed, min(MOST, most))
+    every = windows_per_column(len(recording.windows), min(MOST, most))
     window = overview.rows(window_of(recording, closed - 1, run.meta)) if closed else []
     first = recording.windows.start // every
     drawn = [*columns(recording, run.meta.generator_limits, every=every, first=first, closed=closed)]
     return {
         **frame(recording, run.meta, run.summary),
-        "tables": {**tables(run.meta, run.summary, window), "marks": _marks(recording), "settings": _settings(run)},
+        "tables": {
+            **tables(run.meta, run.summary, window),
+            "marks": _marks(recording),
+            "settings": plain(_SETTINGS, settings_of(run)),
+        },
         "distributions": distributions(recording),
         "state": "stopped",
         "verdict": verdict_lines(run.summary, run.meta),
@@ -73,14 +77,15 @@ def of_run(run: Run) -> Values:
 
 def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
     """Return what there is to say of the run beside its columns and tables; of a run that goes on, so far."""
-    faults = fidelity.faults(summary["fidelity"], meta.generator_limits)
+    told = summary["fidelity"]
+    faults = fidelity.faults(told, meta.generator_limits)
     return {
         "run": f"{recording.run}.{recording.epoch}",
         **{name: getattr(meta, name) for name in ("name", "target", "model", "started")},
         "window_s": recording.window_ns / NS_PER_S,
         "now_s": None,
         "length_s": None if recording.length_ns is None else recording.length_ns / NS_PER_S,
-        "warmup_s": recording.steady_ns / NS_PER_S if recording.steady_ns and WARMUP not in recording.phases else None,
+        "warmup_s": recording.since_ns / NS_PER_S if recording.since_ns > recording.begin_ns else None,
         "warming_up": False,
         **dict.fromkeys(("users", "workers", "in_flight", "silence_s"), 0),
         "scenarios": [*summary["scenarios"]],
@@ -88,8 +93,8 @@ def frame(recording: Recording, meta: Meta, summary: Summary) -> Values:
         "marks": [{"at_s": mark.at_ns / NS_PER_S, "text": mark.text} for mark in recording.marks],
         "stages": summary.get("stages", []),
         "fidelity": {
-            "limited": bool(faults) if summary["fidelity"]["token_events"] else None,
-            "text": fidelity.line(summary["fidelity"], meta.generator_limits),
+            "limited": None if fidelity.unknown(told) or not told["token_events"] else bool(faults),
+            "text": fidelity.line(told, meta.generator_limits),
         },
         "verdict": None,
     }
@@ -169,7 +174,7 @@ def _fidelity(
     """Return whether the generator was at fault in a column; null where nothing was measured."""
     workers = {worker: seen_in(windows, recording.window_ns) for worker, windows in gauges.items()}
     seen = fidelity_in(cells, phases, limits, workers)
-    if not seen["token_events"]:
+    if not seen["token_events"] or fidelity.unknown(seen):
         return None
     faults = fidelity.faults(seen, limits)
     return {"limited": bool(faults), "text": "; ".join(fault.text for fault in faults) or "measured the server"}
@@ -181,7 +186,7 @@ def _scope(cells: Cells, name: str, phases: Sequence[str], length_s: float, *, o
     every = total(chosen.values())
     told = total(cell for key, cell in chosen.items() if key.phase in phases)
     outcomes: Counter[str] = Counter()
-    for outcome, _, number in figures.ended(every):
+    for outcome, _, number in figures.ended(every.counters):
         outcomes[outcome] += number
     counted = {
         "offered_per_s": every.counters.get("scheduled", 0) if offered else None,
@@ -218,15 +223,22 @@ def distributions(recording: Recording) -> Values:
     cells = {key: cell for key, cell in recording.totals.items() if key.phase in recording.phases}
     names = ("", *sorted({key.scenario for key in cells}))
     scopes = {name: total(cell for key, cell in cells.items() if name in ("", key.scenario)) for name in names}
-    return {metric: told for metric in _DISTRIBUTED if (told := _distribution(scopes, metric))}
+    found = {
+        metric: distribution({name: cell.histograms.get(metric, Histogram()) for name, cell in scopes.items()})
+        for metric in _DISTRIBUTED
+    }
+    return {metric: told for metric, told in found.items() if told}
 
 
-def _distribution(scopes: Mapping[str, Cell], metric: str) -> Values | None:
-    histograms = {name: cell.histograms[metric] for name, cell in scopes.items() if metric in cell.histograms}
+def distribution(histograms: Mapping[str, Histogram]) -> Values | None:
+    """Return some values, ascending, and which share of each histogram is at most each; None without a sample."""
     counted = {name: histogram for name, histogram in histograms.items() if histogram.count}
     if not counted:
         return None
-    values_ns = counted[""].occupied()[0].clip(_LOWEST_S * NS_PER_S)
+    every = Histogram()
+    for histogram in counted.values():
+        every.merge(histogram)
+    values_ns = every.occupied()[0].clip(_LOWEST_S * NS_PER_S)
     # Those of buckets: between them every line would have stairs.
     ends_ns = [values_ns[0] * 0.98, *values_ns[: -1 : -(-values_ns.size // _POINTS)], values_ns[-1]]
     shares = {
@@ -254,21 +266,21 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
     return {
         "run": _overview(overview.rows(summary), overview.counting_failures(summary)),
         "window": _overview(window),
-        "stability": _plain(_STABILITY, course.stability_rows(summary.get("stability"))),
-        "facts": _plain(_FACTS, fact_rows(summary, meta)),
-        "outcomes": _plain(_OUTCOMES, outcome_rows(summary)),
-        "limits": _plain(_LIMITS, [(one["limit"], one["state"], one["text"]) for one in summary["limits"]]),
-        "failures": _plain(incidents.FAILURE_COLUMNS.values(), failures),
-        "slowest": _plain(incidents.SLOW_COLUMNS.values(), incidents.slow_rows(slow)),
+        "stability": plain(_STABILITY, course.stability_rows(summary.get("stability"))),
+        "facts": plain(_FACTS, fact_rows(summary, meta)),
+        "outcomes": plain(_OUTCOMES, outcome_rows(summary)),
+        "limits": plain(_LIMITS, [(one["limit"], one["state"], one["text"]) for one in summary["limits"]]),
+        "failures": plain(incidents.FAILURE_COLUMNS.values(), failures),
+        "slowest": plain(incidents.SLOW_COLUMNS.values(), incidents.slow_rows(slow)),
         "stages": _table(stages.heads(rates="arrivals" in meta.load), stages.rows(summary.get("stages", []))),
         "workers": _table(overview.WORKER_HEADS, overview.worker_rows(summary["fidelity"]["workers"])),
     }
 
 
-def _settings(run: Run) -> Values | None:
-    """Return the table of what was run, and with what."""
+def settings_of(run: Run) -> list[tuple[str, str]]:
+    """Return what was run, and with what."""
     found = [*facts.of_setting(run.summary, run.meta), *facts.of_versions(run.meta)]
-    return _plain(_SETTINGS, [(subject, text) for subject, texts in found for text in texts])
+    return [(subject, text) for subject, texts in found for text in texts]
 
 
 def _slowest_first(slow: Summary) -> float:
@@ -302,7 +314,7 @@ def outcome_rows(summary: Summary) -> list[tuple[str, str, str]]:
 def _marks(recording: Recording) -> Values | None:
     """Return the table of what happened, which a chart tells only who points at it."""
     marks = sorted(recording.marks, key=lambda mark: mark.at_ns)
-    return _plain(_MARKS, [(round(mark.at_ns / NS_PER_S, 1), printable(mark.text)) for mark in marks])
+    return plain(_MARKS, [(round(mark.at_ns / NS_PER_S, 1), printable(mark.text)) for mark in marks])
 
 
 def _overview(rows: Sequence[Sequence[str]], more: str = "") -> Values | None:
@@ -318,11 +330,14 @@ def _table(heads: Sequence[Column], rows: Sequence[Sequence[str]], note: str = "
     return {"columns": told, "rows": rows, "note": note}
 
 
-def _plain(titles: Iterable[str], rows: Sequence[Sequence[str | float | None]]) -> Values | None:
-    """Return a table of texts and numbers."""
+def plain(
+    titles: Iterable[str], rows: Sequence[Sequence[str | float | None]], *, numbers: Container[int] = ()
+) -> Values | None:
+    """Return a table of texts and numbers, null without rows; of these places, texts are numbers with their unit."""
     if not rows:
         return None
-    texts = [any(isinstance(cell, str) for cell in column) for column in zip(*rows, strict=True)]
+    columns = enumerate(zip(*rows, strict=True))
+    texts = [place not in numbers and any(isinstance(cell, str) for cell in column) for place, column in columns]
     told = [{"group": "", "title": title, "text": text} for title, text in zip(titles, texts, strict=True)]
     return {"columns": told, "rows": [[_shown(cell) for cell in row] for row in rows], "note": ""}
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from vllm_locust import limit, loadspec, scenario
+from vllm_locust import limit, loadspec, samples, scenario
 from vllm_locust.api import Counting
 from vllm_locust.errors import InputError
 from vllm_locust.fidelity import DEFAULTS, FLAGS, Limits
@@ -108,6 +108,7 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
     stability = bool(options.stability) or any(s.stability for s in scenarios.values())
     if stability:
         check_stability(load)
+    window_ns = loadspec.window_ns(options.window, load, options.run_time)
     wanted = tuple(dict.fromkeys(cls.endpoint for cls in streaming))
     target = probe(access, model=options.model or None, endpoints=wanted)
     remarks = [*_remarks(streaming, scenarios, target)]
@@ -138,13 +139,14 @@ def make(user_classes: Sequence[type], options: Any, host: str | None, locustfil
         goodput=goodput,
         endpoints={cls.__name__: cls.endpoint for cls in streaming if cls.__name__ in kept},
         counting=Counting(continuous_usage=bool(options.continuous_usage), token_ids=bool(options.token_ids)),
-        window_ns=loadspec.window_ns(options.window, load, options.run_time),
+        window_ns=window_ns,
         stop_timeout_s=float(options.stop_timeout or 0),
         tags=kept_tags,
         exclude_tags=exclude,
         exact_length=target.exact_length,
         request_log=bool(log_format),
         log_text=bool(options.log_text),
+        samples=samples_wanted(options),
     )
     return Plan(
         settings=settings,
@@ -281,6 +283,16 @@ def request_log(options: Any) -> str:  # noqa: ANN401 - an argparse namespace
     if options.log_text and not given:
         raise InputError("--log-text is for the log of requests; add --request-log")
     return given
+
+
+def samples_wanted(options: Any) -> int:  # noqa: ANN401 - an argparse namespace
+    """Return how many answers of each scenario are kept, 0 where none are wanted."""
+    if options.save_samples in (None, ""):
+        return 0
+    wanted = _whole("--save-samples", options.save_samples)
+    if not 1 <= wanted <= samples.MOST:
+        raise InputError(f"--save-samples is {wanted}, expected 1 to {samples.MOST:,} of each scenario")
+    return wanted
 
 
 def timeouts(options: Any) -> Timeouts:  # noqa: ANN401 - an argparse namespace

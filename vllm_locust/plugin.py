@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -34,12 +35,14 @@ from vllm_locust import (
     plan,
     progress,
     report,
+    requestlog,
     results,
+    samples,
     summary,
     verdict,
     webui,
 )
-from vllm_locust.cluster import POLL_S, TICK_S
+from vllm_locust.cluster import POLL_S, REQUESTS, SAMPLES, TICK_S
 from vllm_locust.errors import ExitCode, InputError
 from vllm_locust.fidelity import DEFAULTS
 from vllm_locust.generator import generator_of
@@ -128,13 +131,14 @@ class Plugin:
         self._run: results.Run | None = None
         self._saved: Path | None = None
         self._page: Path | None = None
-        self._log: Path | None = None
+        self._kept: dict[str, object] = {}  # paths of what workers kept, by what the report calls it
         self._written = gevent.event.Event()
-        """Set unless the log of requests is being written."""
+        """Set unless what workers kept is being written."""
         self._written.set()
         self._metrics = ""
         plan.generator_limits(self._options)
         plan.request_log(self._options)
+        plan.samples_wanted(self._options)
         plan.timeouts(self._options)
         self._server_config = plan.server_config(self._options)
         self._exporter = exporter.Exporter(self._snapshot)
@@ -217,7 +221,8 @@ class Plugin:
         except InputError as error:
             self._refuse_run(error)
         self._written.wait()  # the run before may still be writing
-        self._run = self._saved = self._page = self._log = None
+        self._run = self._saved = self._page = None
+        self._kept = {}
         self._name, self._reset = self._options.name or "run", False
         self._note = self._options.note or ""
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
@@ -275,13 +280,15 @@ class Plugin:
         code = verdict.exit_code(verdict.findings(self._run.summary, self._run.meta))
         try:
             self._saved = results.save(self._run, self._results)
-            self._log = self._save_log(self._saved.parent)
+            self._save_kept(self._saved.parent)
             self._page = self._save_page(self._saved.parent) if self._options.html_report else None
+            if self._options.saved_path:
+                results.save_text(str(self._saved.absolute()), Path(self._options.saved_path))
         except InputError as error:  # the disk is full, say: what was measured is shown all the same
             logger.error("%s is not saved: %s", "the report" if self._saved else "the run", error)
             code = ExitCode.NOT_RUN
         except OSError as error:
-            logger.error("the log of requests is not saved: %s", error)
+            logger.error("what the workers kept is not saved: %s", error)
             code = ExitCode.NOT_RUN
         self._environment.process_exit_code = int(code)
         if not self._options.headless:
@@ -297,20 +304,27 @@ class Plugin:
         results.save_text(page.of_run(self._run), path)
         return path
 
-    def _save_log(self, directory: Path) -> Path | None:
-        """Write the log of requests beside the run, where there is one."""
-        log, prepared = self._master.log, self._master.plan
-        if log is None or prepared is None:
-            return None
-        for remark in log.remarks:
+    def _save_kept(self, directory: Path) -> None:
+        """Write what the workers kept beside the run: the log of requests, samples of answers."""
+        kept, prepared = self._master.kept, self._master.plan
+        assert prepared is not None  # noqa: S101 - the run is over
+        for remark in self._master.missing_rows:
             logger.warning(remark)
-        path = directory / f"requests.{prepared.request_log}"
         self._written.clear()
         try:
-            log.save(path, prepared.request_log, texts=prepared.settings.log_text)
+            if REQUESTS in kept:
+                form, texts = prepared.request_log, prepared.settings.log_text
+                path = directory / f"requests.{form}"
+                kept[REQUESTS].save(path, partial(requestlog.write, form=form, texts=texts))
+                self._kept["Requests"] = path
+            if SAMPLES in kept:
+                path = directory / samples.FILE_NAME
+                kept[SAMPLES].save(path, partial(samples.write, most=prepared.settings.samples))
+                self._kept["Samples"] = samples.line(path)
         finally:
+            for downloads in kept.values():
+                downloads.close()
             self._written.set()
-        return path
 
     def _on_quitting(self) -> None:
         """Ctrl-C: a single process is told to quit before it is stopped, and its exit code is fixed in between."""
@@ -347,7 +361,7 @@ class Plugin:
 
     def _print_report(self) -> None:
         if self._run is not None:
-            where = {"Saved": self._saved, "Page": self._page, "Requests": self._log, "Metrics": self._metrics}
+            where = {"Saved": self._saved, "Page": self._page, **self._kept, "Metrics": self._metrics}
             lines = "".join(f"{label:10}{place}\n" for label, place in where.items() if place)
             text = report.text(self._run, full=bool(self._options.full))
             # Locust's --json has stdout to itself.
@@ -402,7 +416,7 @@ class Plugin:
                 *prepared.remarks,
                 *master.remarks,
                 *(f"{m.at_ns / 1e9:.0f} s: {m.text}" for m in master.recording.marks),
-                *(master.log.remarks if master.log is not None else ()),
+                *master.missing_rows,
             ],
         )
 

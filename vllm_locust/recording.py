@@ -19,11 +19,10 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Container, Iterable, Iterator
-from itertools import accumulate, chain, pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 import msgspec
-import numpy as np
 
 from vllm_locust import slowest
 from vllm_locust.cell import STEADY, WARMUP, Cell, Cells, Key
@@ -292,7 +291,7 @@ class Recording:
         self.steady_ns = 0
         """When the warm-up ends, 0 where there is none."""
         self.begin_ns = 0
-        """Where a part of a run begins that was cut out of it (see `vllm_locust.excerpt`)."""
+        """Where a part of a run begins that was cut out of it (see `vllm_locust.excerpt`); its end is `length_ns`."""
         self.stages_ns: list[int] = []
         """When each stage begins, and when the last one ends; empty without stages."""
         self.length_ns: int | None = None
@@ -410,7 +409,7 @@ class Recording:
 
     @property
     def _warm(self) -> bool:
-        return self.length_ns is None or self.steady_ns < self.length_ns
+        return self.length_ns is None or self.steady_ns < self.length_ns or not self.steady_ns
 
     def whole_ns(self, length_ns: int) -> int:
         """Return a length without a last window that would be a mere sliver: timers are some milliseconds late."""
@@ -503,6 +502,7 @@ class Recording:
             "steady_ns": self.steady_ns,
             "stages_ns": self.stages_ns,
             "length_ns": self.length_ns,
+            "begin_ns": self.begin_ns,
             "gauges": [[worker, index, *msgspec.to_builtins(g)] for (worker, index), g in sorted(self.gauges.items())],
             "failures": msgspec.to_builtins([self.failures[kind] for kind in sorted(self.failures)]),
             "slowest": msgspec.to_builtins([*slowest.each(self.slowest)]),
@@ -519,8 +519,9 @@ def load(saved: dict[str, Any]) -> Recording:
     recording.steady_ns = saved.get("steady_ns", 0)
     recording.stages_ns = list(saved.get("stages_ns", ()))
     recording.length_ns = saved["length_ns"]
+    recording.begin_ns = saved.get("begin_ns", 0)
     for window in saved["windows"]:
-        cells = msgspec.convert([_in_planes(cell) for cell in window["cells"]], list[WireCell])
+        cells = msgspec.convert(window["cells"], list[WireCell])
         recording._folded.put(window["index"], cells)  # noqa: SLF001 - a second constructor
         _add(recording._sealed_totals, cells)  # noqa: SLF001
     for worker, index, *values in saved["gauges"]:
@@ -532,26 +533,3 @@ def load(saved: dict[str, Any]) -> Recording:
         slowest.add(recording.slowest, slow)
     recording.marks = msgspec.convert(saved["marks"], list[Mark])
     return recording
-
-
-def _in_planes(cell: dict[str, Any]) -> dict[str, Any]:
-    """Return a saved cell with its histograms in planes.
-
-    The first files have the steps from one occupied bucket to the next, from 0 on, and a count for each; bucket -1 is
-    that of zeros, which planes leave to the count.
-    """
-    histograms = {}
-    for metric, packed in cell["histograms"].items():
-        if not isinstance(packed[1], list):
-            histograms[metric] = packed
-            continue
-        steps, counts, total, low, high = packed
-        buckets = dict(zip(accumulate(steps), counts, strict=True))
-        positive = [bucket for bucket in buckets if bucket >= 0]
-        first = min(positive, default=0)
-        dense = np.zeros(max(positive, default=-1) + 1 - first, np.int64)
-        for bucket in positive:
-            dense[bucket - first] = buckets[bucket]
-        planes = Histogram(first, dense).planes()
-        histograms[metric] = msgspec.to_builtins(WireHistogram(planes, sum(counts), total, low, high))
-    return cell | {"histograms": histograms}

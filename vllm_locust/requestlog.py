@@ -11,12 +11,15 @@ import csv
 import io
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
-from vllm_locust.secret import blotted
+from vllm_locust.answer import text_of
+from vllm_locust.api import asked
+from vllm_locust.errors import InputError
 from vllm_locust.spool import Spool
 from vllm_locust.tally import longest_gap_ns
 from vllm_locust.timeline import Timeline
@@ -28,10 +31,9 @@ PIECE_BYTES = 250_000
 """What travels at once: messages of the run itself wait behind it for a moment only."""
 _SLICE = 50
 """How many rows are made without a pause: half a millisecond."""
-_REASONS = 200
-"""Longest text of the finish reasons; servers say anything."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n")
 """How cells begin that a spreadsheet takes for formulas (OWASP, CSV injection)."""
+_ESCAPED = tuple(f"'{char}" for char in _FORMULA)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,7 +115,7 @@ def row_of(timeline: Timeline, *, worker: str, epoch: int, start_ns: int) -> Row
         cached_tokens=timeline.cached_tokens,
         token_events=timeline.events,
         estimated=timeline.events > 0 and timeline.estimated,
-        finish_reason=blotted(_joined(timeline.finish_reasons), timeline.secret) or None,
+        finish_reason=timeline.finish_reason,
         outcome=str(timeline.outcome),
         status=timeline.status or None,
         message=timeline.message or None,
@@ -124,16 +126,6 @@ def row_of(timeline: Timeline, *, worker: str, epoch: int, start_ns: int) -> Row
 
 def _seconds(duration_ns: int | None) -> float | None:
     return None if duration_ns is None else duration_ns / 1e9
-
-
-def _joined(reasons: Mapping[int, str]) -> str:
-    return ",".join(map(reasons.__getitem__, sorted(reasons)))[:_REASONS]
-
-
-def _texts(by_choice: Mapping[int, str], secret: str | None) -> str | list[str] | None:
-    """Return the text of the only choice that has one, those of several in the order of the choices."""
-    texts = [blotted(text, secret) for text in by_choice.values()]
-    return texts if len(texts) > 1 else next(iter(texts), None)
 
 
 class RequestLog:
@@ -155,7 +147,7 @@ class RequestLog:
     def add(self, timeline: Timeline, epoch: int, body: Mapping[str, Any]) -> None:
         """Take a request that has ended, and what it sent."""
         # Encoded now: the body is the user's, who may be about to put the answer into it, and ask on.
-        prompt = self._encoder.encode(body.get("messages", body.get("prompt"))) if self.texts else b""
+        prompt = self._encoder.encode(asked(body)) if self.texts else b""
         self._ended.append((timeline, epoch, msgspec.Raw(prompt)))
 
     def slices(self) -> Iterator[None]:
@@ -170,12 +162,12 @@ class RequestLog:
 
     def _line(self, timeline: Timeline, epoch: int, prompt: msgspec.Raw) -> bytes:
         row = row_of(timeline, worker=self._worker, epoch=epoch, start_ns=self._start_ns)
-        if timeline.answer is not None:
+        if self.texts and timeline.answer is not None:  # it may have been kept for another reader
             row = msgspec.structs.replace(
                 row,
                 prompt=prompt,
-                answer=_texts(timeline.answer.content, timeline.secret),
-                reasoning=_texts(timeline.answer.reasoning, timeline.secret),
+                answer=text_of(timeline.answer.content, timeline.secret),
+                reasoning=text_of(timeline.answer.reasoning, timeline.secret),
                 answer_truncated=timeline.answer.truncated,
             )
         return self._encoder.encode(row) + b"\n"
@@ -223,3 +215,23 @@ def cell(value: Any) -> str:  # noqa: ANN401 - JSON
     if not isinstance(value, str):
         return "" if value is UNSET else msgspec.json.encode(value).decode()
     return f"'{value}" if value.startswith(_FORMULA) else value
+
+
+def read(file: Path) -> Iterator[Row]:
+    """Yield the rows of a log in either of `FORMATS`; raises `InputError` where it is none."""
+    form = file.suffix.removeprefix(".")
+    try:
+        with file.open(encoding="utf-8", newline="") as opened:
+            yield from _rows(opened) if form == "csv" else map(msgspec.json.Decoder(Row).decode, opened)
+    except OSError as error:
+        raise InputError(f"{file}: cannot be read ({error.strerror})") from error
+    except (msgspec.DecodeError, csv.Error, ValueError) as error:
+        raise InputError(f"{file}: no log of requests ({error}); it is written by --request-log") from error
+
+
+def _rows(file: IO[str]) -> Iterator[Row]:
+    """Yield what `write` wrote as CSV; several answers of one request stay the one text that they were written as."""
+    empty = {field.name: "" if field.type is str else None for field in msgspec.structs.fields(Row)[: len(COLUMNS)]}
+    for line in csv.DictReader(file):
+        values = {name: text[text.startswith(_ESCAPED) :] for name, text in line.items() if text}
+        yield msgspec.convert(empty | values, Row, strict=False)

@@ -16,9 +16,12 @@ from typing import IO, Any
 
 import msgspec
 
+from vllm_locust import bench_run
 from vllm_locust import recording as recordings
 from vllm_locust.errors import InputError
 from vllm_locust.figures import Summary
+from vllm_locust.older import upgraded
+from vllm_locust.quantity import format_list
 from vllm_locust.recording import Recording
 from vllm_locust.summary import Meta, summary
 
@@ -54,7 +57,7 @@ def check_writable(directory: Path) -> None:
 def save(run: Run, directory: Path) -> Path:
     """Write `<directory>/<name>_<time>/run.json` and return its path; what is there already stays."""
     try:
-        target = _new_directory(directory, f"{_slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
+        target = _new_directory(directory, f"{slug(run.meta.name)}_{_stamp(run.meta.started)}") / FILE_NAME
         try:
             with replacing(target) as file:
                 file.writelines(_encoded(run))
@@ -71,13 +74,13 @@ def _encoded(run: Run) -> Iterator[bytes]:
     frame = {**run.recording.save_frame(), "windows": []}
     content = {"format": FORMAT, "meta": msgspec.to_builtins(run.meta), "summary": run.summary, "recording": frame}
     end = b"]}}"
-    yield _encode(content).removesuffix(end)
+    yield encode(content).removesuffix(end)
     for number, window in enumerate(run.recording.save_windows()):
-        yield (b"," if number else b"") + _encode(window)
+        yield (b"," if number else b"") + encode(window)
     yield end + b"\n"
 
 
-def _encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
+def encode(content: Any) -> bytes:  # noqa: ANN401 - JSON
     """Encode strict JSON: msgspec writes what is not finite as null."""
     try:
         return msgspec.json.encode(content)
@@ -121,7 +124,7 @@ def replacing(target: Path) -> Iterator[IO[bytes]]:
         raise
 
 
-def _slug(name: str) -> str:
+def slug(name: str) -> str:
     """Return a name as one harmless part of a path, short enough for a file system in any script."""
     return re.sub(r"[^\w.-]+", "-", name)[:50].strip(".-") or "run"
 
@@ -150,7 +153,7 @@ def _unwritable(directory: Path, error: OSError) -> InputError:
 
 
 def load(path: Path) -> Run:
-    """Read a run from its file, or from the directory that holds it."""
+    """Read a run from its file, or from the directory that holds it; from a result of `vllm bench serve`, too."""
     file = path / FILE_NAME if path.is_dir() else path
     try:
         data = file.read_bytes()
@@ -160,7 +163,9 @@ def load(path: Path) -> Run:
         raise InputError(f"{file}: cannot be read ({error.strerror})") from error
     saved = _decode(data, file)
     try:
-        return Run.of(recordings.load(saved["recording"]), msgspec.convert(saved["meta"], Meta))
+        if bench_run.recognised(saved):
+            return Run(*bench_run.read(saved, file.stem))
+        return Run.of(recordings.load(upgraded(saved["recording"])), msgspec.convert(saved["meta"], Meta))
     except (
         *(ArithmeticError, AttributeError, LookupError, StopIteration, TypeError, ValueError),
         msgspec.ValidationError,  # only since 0.21 a ValueError
@@ -175,8 +180,13 @@ def _decode(data: bytes, file: Path) -> dict[str, Any]:
         if "truncated" in str(error):
             raise InputError(f"{file}: truncated, its end is missing; copy or measure it again") from error
         raise InputError(f"{file}: not JSON ({error}); give the {FILE_NAME} of a run") from error
+    if bench_run.recognised(saved):
+        return dict(saved)
     if not isinstance(saved, dict) or not {"format", "meta", "recording"} <= saved.keys():
-        raise InputError(f"{file}: no run file of vllm-locust; it needs the keys format, meta and recording")
+        raise InputError(
+            f"{file}: no run file of vllm-locust (with the keys format, meta and recording), "
+            f"and no result of {bench_run.TOOL} (with {format_list(sorted(bench_run.KEYS))})"
+        )
     if saved["format"] != FORMAT:
         meta = saved["meta"] if isinstance(saved["meta"], dict) else {}
         raise InputError(

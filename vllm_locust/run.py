@@ -60,6 +60,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     request_log: bool = False
     log_text: bool = False
     """Whether prompts and answers are in that log."""
+    samples: int = 0
+    """How many answers of each scenario are kept."""
 
     def __repr__(self) -> str:
         """Leave the secret out."""

@@ -60,7 +60,8 @@ def _note(note: str) -> list[str]:
 
 def _sent(meta: Meta) -> str:
     scenarios = ", ".join(name or "bodies of its own" for name in dict.fromkeys(meta.scenarios.values()))
-    return f"{scenarios} to {meta.target}" + (f", model {meta.model}" if meta.model else "")
+    target = f" to {meta.target}" if meta.target else ""
+    return f"{scenarios}{target}" + (f", model {meta.model}" if meta.model else "")
 
 
 def _row(name: str, run: Run) -> list[str]:

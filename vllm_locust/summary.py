@@ -77,6 +77,8 @@ class Meta:
     """What a good request was, a text for each scope; empty where nothing said so."""
     stability: bool = False
     """Whether the run is to tell if the server was steady."""
+    excerpt: list[str] = field(default_factory=list)
+    """Which part of a run it is, in words; empty where it is all of it."""
 
 
 def summary(recording: Recording, meta: Meta) -> Summary:
@@ -145,11 +147,10 @@ def _stability(recording: Recording, meta: Meta, told: Summary) -> Summary:
 
 def _warmup(recording: Recording, cells: Cells) -> Summary | None:
     """Return what was left out, null where nothing was; `s` is null where the run was over first."""
-    if not recording.steady_ns or recording.begin_ns >= recording.steady_ns:
+    if recording.steady_ns <= recording.begin_ns:
         return None
-    return {"s": recording.steady_ns / NS_PER_S if WARMUP not in recording.phases else None} | _asked(
-        select(cells, phase=WARMUP)
-    )
+    left_out_s = (recording.steady_ns - recording.begin_ns) / NS_PER_S
+    return {"s": left_out_s if WARMUP not in recording.phases else None} | _asked(select(cells, phase=WARMUP))
 
 
 def _asked(cells: Iterable[Cell]) -> Summary:
@@ -225,7 +226,7 @@ def failures_of(recording: Recording) -> list[Summary]:
     for key, cell in recording.totals_of(()).items():
         if key.phase == RETRY:
             continue
-        for outcome, status, number in figures.ended(cell):
+        for outcome, status, number in figures.ended(cell.counters):
             counts[key.scenario, key.endpoint, outcome, status] += number
             judged[key.scenario] += 0 if outcome == Outcome.CANCELLED else number
     kinds = [kind for kind in {**counts, **recording.failures} if figures.is_failure(kind[2])]

@@ -37,6 +37,8 @@ COALESCED_EVENTS = 8
 COALESCED_READS = 2
 MESSAGE_CHARS = 200
 """What is kept of a message, in which nothing is left that a terminal obeys or that UTF-8 does not know."""
+_REASONS_CHARS = 200
+"""Of the finish reasons of all choices; servers say anything."""
 
 
 class Unit(StrEnum):
@@ -234,6 +236,12 @@ class Timeline:
         self.done_ns = at_ns if self.last_ns is None else max(at_ns, self.last_ns)
         line = " ".join(blotted(message, self.secret)[: 8 * MESSAGE_CHARS].split())[:MESSAGE_CHARS]
         self.message = line if line.isprintable() else printable(line, MESSAGE_CHARS)[:MESSAGE_CHARS]
+
+    @property
+    def finish_reason(self) -> str | None:
+        """Why the server ended the choices, in their order with commas between; absent where it does not tell."""
+        reasons = ",".join(map(self.finish_reasons.__getitem__, sorted(self.finish_reasons)))[:_REASONS_CHARS]
+        return blotted(reasons, self.secret) or None
 
     @property
     def coalesced(self) -> bool:

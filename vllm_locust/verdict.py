@@ -8,7 +8,7 @@ It reads a summary (see `vllm_locust.results`) and changes nothing. Texts may ho
 whoever prints them makes them harmless first (`vllm_locust.report.printable`).
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -130,7 +130,11 @@ def all_failed(summary: dict[str, Any]) -> str:
 
 def exit_code(found: Sequence[Finding]) -> ExitCode:
     """Return the one exit code of a run: doubt (4) beats an early end (1), which beats a miss (3)."""
-    codes = {finding.exit_code for finding in found}
+    return worst({finding.exit_code for finding in found})
+
+
+def worst(codes: Collection[ExitCode]) -> ExitCode:
+    """Return the one that the others give way to, of those that a run can end with."""
     return next((code for code in _PRECEDENCE if code in codes), ExitCode.OK)
 
 

@@ -20,8 +20,10 @@ from vllm_locust.cluster import (
     POLL_S,
     REFUSED,
     REPORT,
+    REQUESTS,
     RESET,
     ROWS,
+    SAMPLES,
     START,
     STATE,
     STEADY,
@@ -31,7 +33,9 @@ from vllm_locust.generator import Generator
 from vllm_locust.origin import tls_context
 from vllm_locust.plan import stream_classes
 from vllm_locust.recording import encode_report
+from vllm_locust.requestlog import RequestLog
 from vllm_locust.run import Finish, Phase, Start
+from vllm_locust.samples import Samples
 from vllm_locust.users import arrive
 
 logger = logging.getLogger(__name__)
@@ -39,7 +43,7 @@ logger = logging.getLogger(__name__)
 _LINGER_S = 2.0
 """How long a worker that was interrupted waits for the master to have its final state."""
 _LOG_LINGER_S = 5.0
-"""How long it waits to be asked for more of its log: the master asks again each second (`vllm_locust.download`)."""
+"""How long it waits to be asked for more of what it keeps; the master asks each second (`vllm_locust.download`)."""
 
 
 class Worker:
@@ -53,7 +57,7 @@ class Worker:
         self._ticker: gevent.Greenlet | None = None
         self._unacknowledged = 0
         self._asked_s = 0.0
-        """When the master last wanted something of the log, 0 where it has not yet."""
+        """When the master last wanted something of what is kept, 0 where it has not yet."""
         runner.register_message(START, self._on_start)
         runner.register_message(STEADY, self._on_steady)
         runner.register_message(RESET, self._on_reset)
@@ -124,15 +128,22 @@ class Worker:
             self.finish(finish)
 
     def _on_log(self, environment: Environment, msg: Any) -> None:  # noqa: ANN401, ARG002 - a locust Message
-        log, run = self._generator.log, self._generator.run
+        of, run = msg.data["of"], self._generator.run
+        kept = self._kept.get(of)
         if (
-            log is not None
+            kept is not None
             and run.phase is Phase.FINISHED
             and run.start is not None
             and run.start.run == msg.data["run"]
         ):
             self._asked_s = time.monotonic()
-            self._runner.send_message(ROWS, {"run": run.start.run, **log.piece(msg.data["offset"])})
+            self._runner.send_message(ROWS, {"run": run.start.run, "of": of, **kept.piece(msg.data["offset"])})
+
+    @property
+    def _kept(self) -> dict[str, RequestLog | Samples]:
+        """What this process keeps until the master has it."""
+        kept = {REQUESTS: self._generator.log, SAMPLES: self._generator.samples}
+        return {of: each for of, each in kept.items() if each is not None}
 
     def hurry(self) -> None:
         """Cut what still streams, at a second Ctrl-C."""
@@ -196,9 +207,9 @@ class Worker:
             self._hand_over()
 
     def _hand_over(self) -> None:
-        """Stay for as long as the master, which is there, wants something of the log."""
-        log, self._asked_s = self._generator.log, time.monotonic()
-        while log is not None and not log.delivered and time.monotonic() < self._asked_s + _LOG_LINGER_S:
+        """Stay for as long as the master, which is there, wants something of what is kept."""
+        kept, self._asked_s = self._kept.values(), time.monotonic()
+        while not all(each.delivered for each in kept) and time.monotonic() < self._asked_s + _LOG_LINGER_S:
             gevent.sleep(POLL_S)
 
     @staticmethod

@@ -107,12 +107,12 @@ function axesOf({across, seconds, log, unit, right, bare, shares}) {
     ...(shares ? {size: LEFT, label: null, values: inPercent} : {}),
   };
   const time = {incrs: STEPS_S, values: (u, splits) => splits.map(clock)};
-  const over = across && {
+  const over = across && !across.time && {
     label: across.label, values: across.seconds ? inOneUnit("x") : plain, ...(across.log ? decades : {}),
   };
   const values = seconds ? inOneUnit("right") : plain;
   const beside = {scale: "right", side: 1, size: RIGHT, grid: {show: false}, values};
-  return [axis({space: 60, size: 26, ...(over ?? time)}), axis(left), ...(right ? [axis(beside)] : [])];
+  return [axis({space: 60, size: 26, ...(over || time)}), axis(left), ...(right ? [axis(beside)] : [])];
 }
 
 // ---- Lines

@@ -135,7 +135,8 @@ function drawControls() {
 
 // ---- The head
 
-const STATES = {running: ["good", "● running"], stopped: ["muted", "■ stopped"], none: ["muted", "no run yet"]};
+const STATES = {running: ["good", "● running"], stopped: ["muted", "■ stopped"], none: ["muted", "no run yet"],
+  compared: ["muted", "comparison"]};
 
 function drawHead() {
   const now = picture.warming_up ? ["warn", "● warming up"] : STATES[picture.state] ?? ["muted", "unknown"];
@@ -161,6 +162,7 @@ function facts() {
 
 function verdicts() {
   if (picture.state === "none") return [["muted", "Start a test in Locust: it is drawn here while it runs."]];
+  if (picture.state === "compared") return picture.verdict;
   const {limited = null, text = ""} = picture.fidelity ?? {};
   const [tone, sign] = limited == null ? ["muted", "?"] : limited ? ["warn", "⚠"] : ["good", "✓"];
   const judged = (picture.verdict ?? []).map((told) => (told === "ok" ? ["good", "✓ ok"] : ["bad", `✗ ${told}`]));
@@ -169,10 +171,12 @@ function verdicts() {
 
 // ---- Tables
 
-const TABLES = [["run", "This run"], ["limits", "Limits"], ["stability", "Stability"], ["window", "Last window"],
+const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["run", "This run"], ["limits", "Limits"],
+  ["stability", "Stability"], ["window", "Last window"],
   ["facts", "Remarks"], ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"],
   ["slowest", "Slowest requests"], ["marks", "Marks"], ["workers", "Workers"], ["settings", "Settings"]];
-const FIRST = ["run", "limits", "stability"]; // what a saved page begins with: it is read, not watched
+const FIRST = ["differs", "compared", "run", "limits", "stability"]; // of a page that is read, not watched
+const WORDS = new Map([["better", "good"], ["worse", "bad"]]); // of a comparison
 const drawnTables = new Map();
 
 function drawTables() {
@@ -187,7 +191,8 @@ function drawTables() {
 
 function tableOf(title, {columns, rows, note}) {
   const align = (i) => (columns[i]?.text ? {class: "text"} : {});
-  const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", align(i), cell ?? ABSENT))));
+  const look = (cell, i) => ({...align(i), ...(columns[i]?.title === "word" ? {class: `text ${WORDS.get(cell) ?? ""}`} : {})});
+  const body = rows.map((row) => element("tr", {}, ...row.map((cell, i) => element("td", look(cell, i), cell ?? ABSENT))));
   const titles = columns.map((column, i) => element("th", {scope: "col", ...align(i)}, column.title ?? ""));
   const groups = columns.some(({group}) => group) ? [groupsOf(columns)] : [];
   const head = element("thead", {}, ...groups, element("tr", {}, ...titles));

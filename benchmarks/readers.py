@@ -1,6 +1,6 @@
 """Measures how long it takes to read runs: report, page and comparison of five minutes with 3 million tokens each.
 
-Each command is a process of its own, as users start it. Exits with 1 where one fails, else with 0, whatever the figures.
+Each command is a process of its own, as users start it. Exits with 1 where one fails, else 0, whatever the figures.
 """
 
 import statistics

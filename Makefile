@@ -8,7 +8,7 @@ VLLM := .venv-vllm
 GENAI := .venv-genai
 # Debian packages that some tests need, each with its command where that has another name; elsewhere those tests say that
 # they were skipped, and why.
-PACKAGES := prometheus openssl chromium iproute2:ip docker-compose wget
+PACKAGES := prometheus openssl chromium iproute2:ip docker-compose wget poppler-utils:pdftotext
 
 .PHONY: help demo demo-stability test test-long test-oldest fuzz lint format test-vllm bench bench-peers bench-master packages clean
 

@@ -22,11 +22,13 @@ from vllm_locust import contrast, overview, picture
 from vllm_locust.cell import STEADY, Cells, Key
 from vllm_locust.comparison import compare
 from vllm_locust.excerpt import excerpt
-from vllm_locust.page import ASSETS, page
+from vllm_locust.page import ASSETS, of_run, page
 from vllm_locust.quantity import NS_PER_S
 from vllm_locust.recording import Mark, Recording
 from vllm_locust.results import Run, load
 from vllm_locust.summary import Meta
+from vllm_locust.terminal import printable
+from vllm_locust.verdict import findings
 
 Picture = dict[str, Any]
 
@@ -523,6 +525,94 @@ def test_the_longest_picture_is_drawn_whole(show: Show) -> None:
     assert seen.charts() == dict.fromkeys(OVER_TIME, picture.MOST)
     for chart in OVER_TIME:
         seen.pixels(chart)
+
+
+# Saved, mailed and printed
+
+
+def stable_run(*names: str) -> Run:
+    """Return a run that is judged as a stability test and is not stable, with more reasons than one."""
+    recording = recording_of(names, windows=30)
+    meta = Meta(run="r1", name="printed", parts=list(names), stability=True, limits=["ttft p95 < 1ms"])
+    run = Run.of(recording, meta)
+    assert len(run.summary["stability"]["reasons"]) > 1
+    return run
+
+
+def test_a_saved_page_begins_with_the_verdict_and_has_all_its_reasons(show: Show) -> None:
+    run = stable_run("short", "long")
+    seen = show(picture.of_run(run))
+    judged, verdict = run.summary["stability"], seen.page.locator("#verdicts").inner_text()
+    for finding in findings(run.summary, run.meta):
+        assert f"✗ {finding.subject}: {finding.text}" in verdict
+    told = [row[1] for row in seen.table("stability")]
+    assert told[0].startswith(f"{judged['verdict']}: 3")
+    kinds = ("reasons", "doubtful", "remarks")
+    assert told[1:] == [printable(each["text"]) for kind in kinds for each in judged[kind]]
+    shown = "[...document.querySelectorAll('h2')].filter(each => each.checkVisibility()).map(each => each.textContent)"
+    assert seen.page.evaluate(shown)[:4] == ["This run", "Limits", "Stability", "Time to first token"]
+    assert seen.table("marks") == [["25.0", f"worker 2 ({MARKUP}) lost"]]
+    note = overview.counting_failures(run.summary)
+    assert note.startswith("counting failures as late: ")
+    assert seen.page.locator("#table-run .note").inner_text().endswith(note)
+
+
+def test_a_page_may_load_nothing_from_anywhere() -> None:
+    policy = re.sub(r"\s+", " ", re.findall(r'Content-Security-Policy"\s+content="([^"]+)"', page())[0])
+    assert policy.startswith("default-src 'none'; ")
+    sources = {source for rule in policy.split("; ")[1:] for source in rule.split()[1:]}
+    assert sources == {"'unsafe-inline'", "'self'", "data:"}  # 'self' is Locust, whose picture a live page asks for
+
+
+@pytest.mark.parametrize(("scenarios", "windows"), [(20, 2_000), (3, 700), (1, 2_000)])
+def test_a_page_can_be_mailed_however_long_the_run(scenarios: int, windows: int) -> None:
+    names = [f"scenario {number}" for number in range(scenarios)]
+    pool = [recording_of(tuple(names), 12).window(index) for index in range(12)]
+    cells = [pool[index % 12] for index in range(windows)]
+    saved = of_run(Run.of(recorded(cells), Meta(run="r1", parts=names)))
+    assert len(saved.encode()) < 2_000_000
+
+
+PRINTED = """() => [...document.querySelectorAll(".cell")].filter((cell) => cell.checkVisibility())
+    .flatMap((cell) => [...cell.querySelectorAll("table, canvas")]).map((each) => each.getBoundingClientRect().right)"""
+
+
+def test_paper_is_white_and_no_table_or_chart_is_wider(show: Show) -> None:
+    seen = show(picture.of_run(stable_run(*HOSTILE, "a" * 300)), width=680, color_scheme="dark")
+    seen.page.emulate_media(media="print")
+    seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert max(seen.page.evaluate(PRINTED)) <= 680
+    assert seen.page.evaluate("document.documentElement.dataset.theme") == "light"
+    background = seen.page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert background == "rgba(0, 0, 0, 0)"
+    seen.page.emulate_media(media="screen")
+    seen.page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert seen.page.evaluate("document.documentElement.dataset.theme") == "dark"
+
+
+@pytest.mark.skipif(not shutil.which("pdftotext"), reason="pdftotext (poppler-utils) is not installed here")
+def test_a_printed_page_has_every_heading_and_the_last_column_of_every_table(tmp_path: Path) -> None:
+    if not CHROMIUM:
+        pytest.skip("chromium is not installed here")
+    run, source, target = stable_run("short", "long"), tmp_path / "report.html", tmp_path / "report.pdf"
+    source.write_text(of_run(run), encoding="utf-8")
+    options = ["--headless", "--no-sandbox", f"--user-data-dir={tmp_path / 'profile'}", "--virtual-time-budget=2000"]
+    subprocess.run(
+        [CHROMIUM, *options, f"--print-to-pdf={target}", source.as_uri()], check=True, capture_output=True, timeout=60
+    )
+    done = subprocess.run(["pdftotext", "-layout", str(target), "-"], check=True, capture_output=True, text=True)
+    told, drawn = " ".join(done.stdout.split()), picture.of_run(run)
+    titles = dict(re.findall(r'\["(\w+)", "([^"]+)"\]', (ASSETS / "llm.js").read_text()))
+    for name, table in drawn["tables"].items():
+        if table:
+            assert titles[name] in told
+            assert table["columns"][-1]["title"].split()[0] in told
+    charts = re.findall(r'title: "([^"]+)"', (ASSETS / "charts.js").read_text())
+    assert len(charts) == 13
+    for title in charts:
+        assert title in told
+    output = drawn["tables"]["run"]["rows"][-1][-1]
+    assert output in told
 
 
 # Live

@@ -34,6 +34,15 @@ def stability_lines(judged: Judged | None) -> list[str]:
     return labelled("Stability", [_verdict(judged), *_told(judged)])
 
 
+def stability_rows(judged: Judged | None) -> list[tuple[str, str]]:
+    """Return the verdict and everything that is said for it or against it, each with what it is; as above."""
+    if judged is None:
+        return []
+    kinds = {"reasons": "reason", "doubtful": "in doubt", "remarks": "remark"}
+    found = [(told, printable(each["text"])) for kind, told in kinds.items() for each in judged[kind]]
+    return [("verdict", _verdict(judged)), *found]
+
+
 def _verdict(judged: Judged) -> str:
     windows, number = judged["windows"], len(judged["judged_windows"])
     warm = sum(not window["steady"] for window in windows)

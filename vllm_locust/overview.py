@@ -11,6 +11,7 @@ from vllm_locust.terminal import COLUMNS, MARK, Column, printable
 
 _NEEDED = {"p90": 10, "p95": 20, "p99": 100}
 """Samples without which a percentile is no more than the maximum."""
+_UNKNOWN = "–"
 LEGEND = f"{MARK} max of n: fewer than 10 (p90), 20 (p95) or 100 (p99) samples"
 HEADS = (
     Column("", "scenario"),
@@ -66,6 +67,23 @@ def _row(name: str, scope: Summary) -> list[str]:
         cell(scope["e2el"], "p95", 1, 6),
         format_number(scope["rates"]["output_tokens_per_s"], 6),
     ]
+
+
+def counting_failures(summary: Summary) -> str:
+    """Say how the percentiles change when failures count as late; empty where they do not."""
+    judged = [late for name, scope in scopes(summary) if (late := _judged(name, scope))]
+    return f"counting failures as late: {'; '.join(judged)}" if judged else ""
+
+
+def _judged(name: str, scope: Summary) -> str:
+    changes = []
+    for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
+        described, judged = scope[metric], scope["judged"][metric]
+        pairs = [(key, cell(described, key, scale, 6), cell(judged, key, scale, 6)) for key in keys]
+        moved = [(key, late) for key, was, late in pairs if late not in (was, _UNKNOWN)]
+        shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
+        changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
+    return f"{printable(name, 40)} {', '.join(changes)}" if changes else ""
 
 
 def cell(values: Summary, key: str, scale: float, width: int) -> str:

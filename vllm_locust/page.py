@@ -28,7 +28,7 @@ def page(picture: str = "null") -> str:
 
 def of_run(run: Run) -> str:
     """Return the page of a run that is over."""
-    return page(json.dumps(pictures.of_run(run), allow_nan=False))
+    return page(json.dumps(pictures.of_run(run), allow_nan=False, separators=(",", ":")))
 
 
 def of_comparison(found: Comparison) -> str:

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from vllm_locust import facts, fidelity, figures, incidents, overview, stages
+from vllm_locust import course, facts, fidelity, figures, incidents, overview, stages
 from vllm_locust import limit as limits
 from vllm_locust.cell import RETRY, STEADY, WARMUP, Cell, Cells, total
 from vllm_locust.fidelity import Limits
@@ -24,13 +24,16 @@ from vllm_locust.quantity import NS_PER_S, format_count, format_share
 from vllm_locust.recording import Gauges, Recording
 from vllm_locust.results import Run
 from vllm_locust.summary import Meta, fidelity_in, window_of
-from vllm_locust.terminal import Column
+from vllm_locust.terminal import Column, printable
 from vllm_locust.timeline import Outcome
 from vllm_locust.verdict import exit_code, findings
 from vllm_locust.workers import seen_in
 
 MOST = 720
 """Columns: more than there are pixels for in a chart says nothing more."""
+_MOST_SCOPES = 2_400
+"""Of scenarios in columns that are saved, so that a page with many scenarios can still be sent by mail."""
+_FEWEST = 20
 _STEPS = (1, 2, 5)
 _LOWEST_S = 1e-6
 _PER_DECADE = 10
@@ -49,14 +52,19 @@ Values = dict[str, Any]
 
 def of_run(run: Run) -> Values:
     """Return the whole picture of a run that is over."""
-    recording, every = run.recording, windows_per_column(len(run.recording.windows))
-    closed = recording.window_count
+    recording, closed = run.recording, run.recording.window_count
+    most = max(_FEWEST, _MOST_SCOPES // (1 + len(run.summary["scenarios"])))
+    every = windows_per_column(len(recording.windows), min(MOST, most))
     window = overview.rows(window_of(recording, closed - 1, run.meta)) if closed else []
     first = recording.windows.start // every
     drawn = [*columns(recording, run.meta.generator_limits, every=every, first=first, closed=closed)]
     return {
         **frame(recording, run.meta, run.summary),
-        "tables": {**tables(run.meta, run.summary, window), "settings": plain(_SETTINGS, settings_of(run))},
+        "tables": {
+            **tables(run.meta, run.summary, window),
+            "marks": _marks(recording),
+            "settings": plain(_SETTINGS, settings_of(run)),
+        },
         "distributions": distributions(recording),
         "state": "stopped",
         "verdict": verdict_lines(run.summary, run.meta),
@@ -112,12 +120,12 @@ def verdict_lines(summary: Summary, meta: Meta) -> list[str]:
 # Columns
 
 
-def windows_per_column(windows: int) -> int:
-    """Return how many windows a column covers: 1, 2, 5, 10, … as few as the length of the run allows."""
+def windows_per_column(windows: int, most: int = MOST) -> int:
+    """Return how many windows a column covers: 1, 2, 5, 10, … as few as give no more than so many columns."""
     power = 1
     while True:
         for step in _STEPS:
-            if windows <= MOST * step * power:
+            if windows <= most * step * power:
                 return step * power
         power *= 10
 
@@ -257,8 +265,9 @@ def tables(meta: Meta, summary: Summary, window: Sequence[Sequence[str]]) -> Val
     slow = [one for found in (firsts, gaps) for one in sorted(found, key=_slowest_first)[:_MOST_SLOW]]
     failures = incidents.failure_rows(summary["failures"][:_MOST_KINDS])
     return {
-        "run": _overview(overview.rows(summary)),
+        "run": _overview(overview.rows(summary), overview.counting_failures(summary)),
         "window": _overview(window),
+        "stability": plain(_STABILITY, course.stability_rows(summary.get("stability"))),
         "facts": plain(_FACTS, fact_rows(summary, meta)),
         "outcomes": plain(_OUTCOMES, outcome_rows(summary)),
         "limits": plain(_LIMITS, [(one["limit"], one["state"], one["text"]) for one in summary["limits"]]),
@@ -283,6 +292,8 @@ _SETTINGS = ("Setting", "Value")
 _FACTS = ("About", "In words")
 _OUTCOMES = ("Outcome", "Requests", "Share")
 _LIMITS = ("Limit", "State", "What was measured")
+_STABILITY = ("Stability", "What was found")
+_MARKS = ("At [s]", "What happened")
 
 
 def fact_rows(summary: Summary, meta: Meta) -> list[tuple[str, str]]:
@@ -301,8 +312,15 @@ def outcome_rows(summary: Summary) -> list[tuple[str, str, str]]:
     ]
 
 
-def _overview(rows: Sequence[Sequence[str]]) -> Values | None:
-    return _table(overview.HEADS, rows, overview.LEGEND if overview.marked(rows) else "")
+def _marks(recording: Recording) -> Values | None:
+    """Return the table of what happened, which a chart tells only who points at it."""
+    marks = sorted(recording.marks, key=lambda mark: mark.at_ns)
+    return plain(_MARKS, [(round(mark.at_ns / NS_PER_S, 1), printable(mark.text)) for mark in marks])
+
+
+def _overview(rows: Sequence[Sequence[str]], more: str = "") -> Values | None:
+    notes = [overview.LEGEND] * overview.marked(rows) + [more] * bool(more)
+    return _table(overview.HEADS, rows, "; ".join(notes))
 
 
 def _table(heads: Sequence[Column], rows: Sequence[Sequence[str]], note: str = "") -> Values | None:

@@ -24,7 +24,6 @@ from vllm_locust.verdict import exit_code, findings
 
 _OPTIONAL = ("itl_token", "queue", "ttft_scheduled", "e2el_scheduled", "connect", "ttfc", "cached_tokens")
 """Metrics that have no table where they have no sample."""
-_UNKNOWN = "–"
 _IN_SECONDS = ("e2el", "e2el_scheduled")
 """Metrics that are shown in seconds, all others in milliseconds."""
 
@@ -56,22 +55,9 @@ def _scenarios(summary: Summary, *, full: bool) -> list[str]:
     lines = table(overview.HEADS, rows)
     if full or overview.marked(rows):
         lines.append(overview.LEGEND)
-    judged = [late for name, scope in overview.scopes(summary) if (late := _judged(name, scope))]
-    if judged:
-        lines += wrapped(f"counting failures as late: {'; '.join(judged)}", COLUMNS)
+    if late := overview.counting_failures(summary):
+        lines += wrapped(late, COLUMNS)
     return lines
-
-
-def _judged(name: str, scope: Summary) -> str:
-    """Say how the percentiles of the overview change when failures count as late; empty if they do not."""
-    changes = []
-    for metric, keys, scale, unit in (("ttft", ("p50", "p95", "p99"), 1e3, "ms"), ("e2el", ("p95",), 1, "s")):
-        described, judged = scope[metric], scope["judged"][metric]
-        pairs = [(key, cell(described, key, scale, 6), cell(judged, key, scale, 6)) for key in keys]
-        moved = [(key, late) for key, was, late in pairs if late not in (was, _UNKNOWN)]
-        shown = [f"{key} {late}" + ("" if late == "failed" else f" {unit}") for key, late in moved]
-        changes += [f"{metric.upper()} {', '.join(shown)}"] if shown else []
-    return f"{printable(name, 40)} {', '.join(changes)}" if changes else ""
 
 
 def _facts(run: Run, *, full: bool) -> list[str]:

@@ -80,7 +80,7 @@ function switchTheme() {
 // Paper is white, and as wide as llm.css has it.
 function printed() {
   setTheme("light");
-  for (const chart of charts.values()) chart.fit(680);
+  for (const chart of charts.values()) chart.fit(660);
 }
 
 function unprinted() {
@@ -171,9 +171,11 @@ function verdicts() {
 
 // ---- Tables
 
-const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["samples", "Samples of answers"], ["run", "This run"], ["window", "Last window"], ["facts", "Remarks"], ["limits", "Limits"],
-  ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"], ["slowest", "Slowest requests"],
-  ["workers", "Workers"], ["settings", "Settings"]];
+const TABLES = [["differs", "What differs"], ["compared", "Figures"], ["samples", "Samples of answers"],
+  ["run", "This run"], ["limits", "Limits"], ["stability", "Stability"], ["window", "Last window"],
+  ["facts", "Remarks"], ["outcomes", "Outcomes"], ["failures", "Failures"], ["stages", "Stages"],
+  ["slowest", "Slowest requests"], ["marks", "Marks"], ["workers", "Workers"], ["settings", "Settings"]];
+const FIRST = ["differs", "compared", "run", "limits", "stability"]; // of a page that is read, not watched
 const WORDS = new Map([["better", "good"], ["worse", "bad"]]); // of a comparison
 const drawnTables = new Map();
 const FEW_LINES = 4;
@@ -268,7 +270,10 @@ function listen() {
 
 function begin() {
   for (const each of CHARTS) charts.set(each.id, new Chart(each));
-  for (const [name] of TABLES) byId("tables").append(element("div", {class: "cell", id: `table-${name}`, hidden: ""}));
+  for (const [name] of TABLES) {
+    const place = saved && FIRST.includes(name) ? "summary" : "tables";
+    byId(place).append(element("div", {class: "cell", id: `table-${name}`, hidden: ""}));
+  }
   readChoices();
   listen();
   followTheme();

@@ -445,3 +445,21 @@ def test_answers_that_both_runs_kept_are_side_by_side_and_not_in_markdown(
     shown = capsys.readouterr().out
     assert "1 shorter" in shown
     assert "It is so" not in shown
+
+
+def test_a_scenario_that_one_side_does_not_have_is_incomparable_in_every_figure() -> None:
+    new = Run.of(log_normal(2, {"short": TRAFFIC["short"]}), replace(META, parts=["short"]))
+    found = compared([run(1)], [new], force=True)
+    told = [one for one in found.differences if one.scenario == "long"]
+    assert {(one.word, one.new, one.note) for one in told} == {(Word.INCOMPARABLE, None, "the new has none")}
+
+
+def test_windows_that_are_empty_say_nothing_of_failures() -> None:
+    def bursts(cell: Cell, index: int) -> None:
+        if index % 15 == 7:
+            cell.counters = {"sent": 40, "outcome|ok|200": 40}
+            cell.histogram("ttft").add(round(0.3 * NS_PER_S) + index, 40)
+
+    told = row(compared([windows(bursts)], [windows(bursts)]), "short: TTFT p95")
+    assert (told.word, told.note) == (Word.UNCLEAR, "")
+    assert told.low is not None

@@ -98,8 +98,9 @@ def _drawn(source: np.random.Generator, windows: int, replicates: int) -> Floats
 
 
 def _variance(values: Floats) -> float:
-    """Return the variance of what replicates say; where too much failed in one of them, there is no end to it."""
-    return float(values.var()) if np.isfinite(values).all() else math.inf
+    """Return the variance of what replicates say, those without a sample left out; endless where too much failed."""
+    said = values[~np.isnan(values)]
+    return float(said.var()) if said.size and np.isfinite(said).all() else math.inf
 
 
 def _block(windows: int) -> int:
@@ -120,9 +121,9 @@ def quantile(table: Floats, values: Floats, share: float) -> Statistic:
 
     def of(weights: Floats) -> Floats:
         below = (weights @ table).cumsum(axis=1)
-        ranks = np.maximum(1, np.ceil(share * below[:, -1:] - 1e-9))
-        # Without a sample there is no value; that of the last column is infinite, or as good as any other.
-        return np.asarray(values[np.minimum((below < ranks).sum(axis=1), values.size - 1)])
+        ranks = np.ceil(share * below[:, -1:] - 1e-9)
+        found = values[np.minimum((below < ranks).sum(axis=1), values.size - 1)]
+        return np.where(ranks[:, 0] > 0, found, math.nan)  # windows of bursts may be drawn that hold no sample
 
     return of
 

@@ -16,7 +16,7 @@ import numpy as np
 from vllm_locust import bootstrap
 from vllm_locust.bootstrap import Draws, Statistic, Variance
 from vllm_locust.cell import Cell, Cells, total
-from vllm_locust.figure import Figure
+from vllm_locust.figure import GOODPUT, Figure
 from vllm_locust.figures import Summary, failed_of, outcomes_of, ratio
 from vllm_locust.histogram import Histogram, stacked
 from vllm_locust.intervals import WHOLE
@@ -130,6 +130,8 @@ def failures(one: Side, scenario: str) -> tuple[int, int]:
 
 def measure(one: Side, figure: Figure, scenario: str = "") -> Measured | None:
     """Return a figure of a scenario, or of all of them; None where nobody knows it."""
+    if not scopes(one, scenario) or (figure == GOODPUT and not all(run.meta.goodput for run in one.runs)):
+        return None
     if figure.metric == "failures":
         failed, ended = failures(one, scenario)
         return Measured(failed / ended) if ended else None
@@ -137,8 +139,6 @@ def measure(one: Side, figure: Figure, scenario: str = "") -> Measured | None:
         return _told(one, figure, scenario)
     steady = [stretch.steady.get(scenario, Cell()) for stretch in one.stretches]
     if figure.metric == "goodput":
-        if not all(run.meta.goodput for run in one.runs):
-            return None
         return _quotient(one, [cell.counters.get("good", 0) for cell in steady], [*map(due, steady)])
     if figure.metric in _COUNTED:
         counted = [_COUNTED[figure.metric](stretch.happened.get(scenario, Cell())) for stretch in one.stretches]

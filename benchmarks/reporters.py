@@ -94,7 +94,7 @@ class Reporter(generator.Generator):
         self._rate = events_per_s / len(SCENARIOS)
         self._ids = itertools.count(seed << 32)
         self._fed_ns = time.monotonic_ns()
-        self.samples: Counter[str] = Counter()
+        self.counted: Counter[str] = Counter()
 
     def tick(self, users: int) -> Any:
         now_ns = time.monotonic_ns()
@@ -114,7 +114,7 @@ class Reporter(generator.Generator):
             cell.histogram(metric.name).add_array(values)
             if metric.name in ("ttft", "itl_max"):
                 self._add_slow(scenario, metric.name, values.tolist(), now_ns)
-            self.samples[metric.name] += size
+            self.counted[metric.name] += size
         requests = round(events * _PER_REQUEST)
         counts = {"sent": requests, "outcome|ok|200": requests, "finish|length": requests, "stamped": events}
         for name, number in {**counts, "token_events": events, "tokens_received": events}.items():
@@ -214,7 +214,7 @@ def report(port: int, count: int, events_per_s: int, kind: str) -> None:
     print("running", flush=True)
     for playing in played:
         playing.runner.greenlet.join()
-    samples = sum((playing.reporter.samples for playing in played), Counter())
+    samples = sum((playing.reporter.counted for playing in played), Counter())
     print(json.dumps({"sizes": [size for playing in played for size in playing.sizes], "samples": samples}))
 
 

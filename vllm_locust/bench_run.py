@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from http import HTTPStatus
-from itertools import accumulate
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from vllm_locust.cell import Cell, Key
 from vllm_locust.figures import PERCENTILES, Summary, ratio
@@ -96,15 +96,17 @@ class _Result(msgspec.Struct, kw_only=True):
         return max(0, (self.num_prompts or 0) - self.completed) if self.failed is None else self.failed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Request:
     """One request, in nanoseconds since the first one was sent."""
 
     sent_ns: int
     scheduled_ns: int | None
     first_ns: int | None
-    times_ns: tuple[int, ...]
+    times_ns: npt.NDArray[np.int64]
     """When each event came; empty where the file has no gaps."""
+    gaps_ns: npt.NDArray[np.int64]
+    """Between them."""
     end_ns: int
     e2el_ns: int | None
     input_tokens: int | None
@@ -115,6 +117,11 @@ class _Request:
     def ok(self) -> bool:
         """Whether it was answered: without a reason of the status there is no error either, but no token."""
         return not self.error and self.first_ns is not None
+
+    @property
+    def tokens(self) -> int:
+        """How many tokens came: as the server counted them, of a request that failed as many as there were events."""
+        return self.output_tokens if self.ok else self.times_ns.size
 
 
 def recognised(saved: Any) -> bool:  # noqa: ANN401 - JSON
@@ -224,15 +231,23 @@ def _request(
     asked, length, error = told
     sent_ns = 0 if start is None else _ns(start - began_s)
     first_ns = sent_ns + _ns(ttft) if ttft else None  # a failed request has a TTFT of 0 there
-    gaps_ns = [_ns(gap) for gap in gaps_s or ()]
-    times_ns = () if first_ns is None or gaps_s is None else tuple(accumulate(gaps_ns, initial=first_ns))
-    last_ns = times_ns[-1] if times_ns else first_ns
+    gaps_ns = _gaps_ns(gaps_s if first_ns is not None and gaps_s is not None else ())
+    known = [] if first_ns is None or gaps_s is None else [first_ns]
+    times_ns = np.concatenate((known, gaps_ns)).astype(np.int64).cumsum()
+    last_ns = int(times_ns[-1]) if times_ns.size else first_ns
     e2el_ns = _ns(latency) if latency else None if last_ns is None else last_ns - sent_ns
     end_ns = max(sent_ns + (e2el_ns or 0), last_ns or 0)
     scheduled_ns = sent_ns - _ns(queued) if result.open and queued is not None else None
     if not 0 <= length < _MOST or not 0 <= (asked or 0) < _MOST:
         raise ValueError("a number of tokens that is none")
-    return _Request(sent_ns, scheduled_ns, first_ns, times_ns, end_ns, e2el_ns, asked, length, error)
+    return _Request(sent_ns, scheduled_ns, first_ns, times_ns, gaps_ns, end_ns, e2el_ns, asked, length, error)
+
+
+def _gaps_ns(gaps_s: Sequence[float]) -> npt.NDArray[np.int64]:
+    gaps = np.array(gaps_s, np.float64)
+    if not ((gaps >= 0) & (gaps < _MOST_S)).all():
+        raise ValueError("a gap that is no time")
+    return np.rint(gaps * NS_PER_S).astype(np.int64)
 
 
 def _ns(seconds: float) -> int:
@@ -255,6 +270,7 @@ def _recording(result: _Result, requests: Sequence[_Request]) -> Recording:
     key = Key(result.scenario or SCENARIO, _endpoint(result))
     for request in requests:
         _count(request, key, windows)
+    _count_events(requests, key, windows)
     _count_in_flight(requests, windows)
     windows.at(max(0, length_ns - 1))  # windows in which nothing happened exist
     windows.seal_all()
@@ -283,10 +299,9 @@ def _count(request: _Request, key: Key, windows: Windows) -> None:
         windows.cell(key, request.first_ns).histogram("ttft").add(request.first_ns - request.sent_ns)
     if request.scheduled_ns is not None:
         _count_scheduled(request, request.scheduled_ns, key, windows)
-    _count_tokens(request, key, windows)
-    gaps_ns = np.diff(np.array(request.times_ns, np.int64))
-    if gaps_ns.size:
-        end.histogram("itl_max").add(int(gaps_ns.max()))
+    _count_tokens(request, end)
+    if request.gaps_ns.size:
+        end.histogram("itl_max").add(int(request.gaps_ns.max()))
     outcome, status = _outcome(request)
     end.count(f"outcome|{outcome}|{status}")
     if request.ok:
@@ -315,27 +330,31 @@ def _count_ok(request: _Request, end: Cell) -> None:
         end.histogram("tpot").add(round(streamed_ns / (request.output_tokens - 1)))
 
 
-def _count_tokens(request: _Request, key: Key, windows: Windows) -> None:
+def _count_tokens(request: _Request, end: Cell) -> None:
+    """Count the tokens that came with no event of their own, at the end, and those of a request that failed."""
+    missing = request.tokens - request.times_ns.size
+    if missing > 0:
+        end.count("tokens_received", missing)
+    if not request.ok and request.times_ns.size:
+        end.count("tokens_failed", request.tokens)
+
+
+def _count_events(requests: Sequence[_Request], key: Key, windows: Windows) -> None:
     """Count events and gaps when they came; of more events than tokens the first ones carry none: a role does not."""
-    end, events = windows.cell(key, request.end_ns), len(request.times_ns)
-    tokens = request.output_tokens if request.ok else events
-    if not events:
-        end.count("tokens_received", tokens)
-        return
-    times = np.array(request.times_ns, np.int64)
-    for window, few in windows.split(times):
-        _cell(window, key).count("token_events", few.size)
-    carrying = times[max(0, events - tokens) :]
-    if carrying.size:
-        for window, few in windows.split(carrying):
-            _cell(window, key).count("tokens_received", few.size)
-    if tokens > events:
-        end.count("tokens_received", tokens - events)
-    if not request.ok:
-        end.count("tokens_failed", tokens)
-    if events > 1:
-        for window, gaps_ns in windows.split(times[1:], np.diff(times)):
-            _cell(window, key).histogram("itl").add_array(gaps_ns)
+    times = [request.times_ns for request in requests]
+    carrying = [request.times_ns[max(0, request.times_ns.size - request.tokens) :] for request in requests]
+    for name, found in (("token_events", times), ("tokens_received", carrying)):
+        for window, few in _split(windows, np.concatenate(found)):
+            _cell(window, key).count(name, few.size)
+    gaps_ns = np.concatenate([request.gaps_ns for request in requests])
+    for window, few in _split(windows, np.concatenate([each[1:] for each in times]), gaps_ns):
+        _cell(window, key).histogram("itl").add_array(few)
+
+
+def _split(
+    windows: Windows, times: npt.NDArray[np.int64], values: npt.NDArray[np.int64] | None = None
+) -> list[tuple[Window, npt.NDArray[np.int64]]]:
+    return windows.split(times, values) if times.size else []
 
 
 def _cell(window: Window, key: Key) -> Cell:
@@ -384,11 +403,10 @@ def _failure(request: _Request, key: Key) -> Failure:
 def _slow(requests: Sequence[_Request], key: Key) -> Iterator[Slow]:
     starts, ends = (np.sort([getattr(one, name) for one in requests]) for name in ("sent_ns", "end_ns"))
     for number, request in enumerate(requests):
-        gaps_ns = np.diff(np.array(request.times_ns, np.int64))
         points = [] if request.first_ns is None else [("ttft", request.first_ns - request.sent_ns, request.first_ns)]
-        if gaps_ns.size:
-            longest = int(gaps_ns.argmax())
-            points.append(("itl_max", int(gaps_ns[longest]), request.times_ns[longest + 1]))
+        if request.gaps_ns.size:
+            longest = int(request.gaps_ns.argmax())
+            points.append(("itl_max", int(request.gaps_ns[longest]), int(request.times_ns[longest + 1])))
         in_flight = np.searchsorted(starts, request.sent_ns, "right") - np.searchsorted(ends, request.sent_ns, "right")
         for metric, value_ns, at_ns in points:
             yield Slow(

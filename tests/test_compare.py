@@ -438,7 +438,7 @@ def test_answers_that_both_runs_kept_are_side_by_side_and_not_in_markdown(
         (path.parent / "samples.jsonl").write_bytes(msgspec.json.encode(sample) + b"\n")
     assert cli.main(["compare", str(base), str(new.parent), "--html", str(tmp_path / "page.html")]) == 0
     shown = capsys.readouterr().out
-    assert "answers to 1 prompts beside each other: 0 equal, 1 shorter" in shown
+    assert "answers to 1 prompt beside each other: 0 equal, 1 shorter" in shown
     assert "It is so, and so." in shown
     assert "It is so, and so." in (tmp_path / "page.html").read_text()
     assert cli.main(["compare", str(base), str(new), "--format", "markdown"]) == 0

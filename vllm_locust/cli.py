@@ -138,19 +138,9 @@ def _add_compare(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "--base", type=Path, nargs="+", default=[], metavar="RUN", help="runs of the base, after restarts"
     )
     verb.add_argument("--new", type=Path, nargs="+", default=[], metavar="RUN", help="runs of what it is compared with")
-    verb.add_argument(
-        "--limit",
-        action="append",
-        default=[],
-        metavar="LIMIT",
-        help='how much worse a figure may be, like "ttft p95 +5%%" or "short: ttft p50 +10ms"; may be repeated',
-    )
-    verb.add_argument(
-        "--rule", choices=("tuned",), help="tuned: p95 TTFT has to be clearly lower, and mean ITL not clearly higher"
-    )
+    _add_asked(verb, "--limit")
     verb.add_argument("--force", action="store_true", help="compare what is incomparable")
     verb.add_argument("--format", choices=("text", "markdown"), default="text", help="default: text")
-    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page with charts, too")
 
 
 def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -173,16 +163,7 @@ def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         action="store_true",
         help="where there is no baseline yet, store this run as one if it passes",
     )
-    verb.add_argument(
-        "--limit-difference",
-        action="append",
-        default=[],
-        metavar="LIMIT",
-        help='how much worse than the baseline a figure may be, like "ttft p95 +5%%"; may be repeated',
-    )
-    verb.add_argument(
-        "--rule", choices=("tuned",), help="tuned: p95 TTFT has to be clearly lower, and mean ITL not clearly higher"
-    )
+    _add_asked(verb, "--limit-difference")
     verb.add_argument(
         "--summary",
         type=Path,
@@ -190,8 +171,22 @@ def _add_gate(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> N
         metavar="FILE",
         help="add what came out to it, as Markdown (default: $GITHUB_STEP_SUMMARY)",
     )
-    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page of the comparison with charts, too")
     verb.add_argument("locust", nargs="*", metavar="OPTIONS", help="options of locust, after --")
+
+
+def _add_asked(verb: argparse.ArgumentParser, limit: str) -> None:
+    """Add what may be asked of a comparison; where a run has limits of its own, theirs has another flag."""
+    verb.add_argument(
+        limit,
+        action="append",
+        default=[],
+        metavar="LIMIT",
+        help='how much worse a figure may be, like "ttft p95 +5%%" or "short: ttft p50 +10ms"; may be repeated',
+    )
+    verb.add_argument(
+        "--rule", choices=("tuned",), help="tuned: p95 TTFT has to be clearly lower, and mean ITL not clearly higher"
+    )
+    verb.add_argument("--html", type=Path, metavar="FILE", help="write a web page of the comparison with charts, too")
 
 
 def _add_export(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -290,7 +285,7 @@ def _report(options: argparse.Namespace) -> int:
 
 def _compare(options: argparse.Namespace) -> int:
     # Verbs load what they need alone.
-    from vllm_locust import allowance, compare, comparison, page, pairs, results, samples  # noqa: PLC0415
+    from vllm_locust import allowance, compare, comparison, page, pairs, results  # noqa: PLC0415
 
     base, new = options.base, options.new
     if options.runs:
@@ -305,7 +300,7 @@ def _compare(options: argparse.Namespace) -> int:
         allowances=[allowance.parse(text) for text in options.limit],
         tuned=options.rule is not None,
         force=options.force,
-        samples=pairs.side_by_side(*([one for run in side for one in samples.load(run)] for side in (base, new))),
+        samples=pairs.of_runs(base, new),
     )
     if options.html is not None:
         results.save_text(page.of_comparison(found), options.html)

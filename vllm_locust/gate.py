@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from vllm_locust import allowance, child, compare, comparison, markdown, page, results
+from vllm_locust import allowance, child, compare, comparison, markdown, page, pairs, results
 from vllm_locust.allowance import Allowance
 from vllm_locust.comparison import Comparison
 from vllm_locust.errors import ExitCode, InputError
@@ -55,7 +55,7 @@ def run(gate: Gate) -> int:
     code, saved = _measured(gate.locust)
     facts = [f"run: exit code {code}" if code else "run: ok"]
     ran = None if saved is None else results.load(saved)
-    found = None if ran is None or not base else _compared(gate, base, ran)
+    found = None if saved is None or ran is None or not base else _compared(gate, base, ran, saved)
     if ran is None or saved is None:
         code = code or ExitCode.NOT_RUN
         facts.append("nothing was saved: see what the run said")
@@ -131,11 +131,12 @@ def _measured(options: Sequence[str]) -> tuple[int, Path | None]:
         return code, Path(told.read_text(encoding="utf-8")) if told.exists() else None
 
 
-def _compared(gate: Gate, base: Sequence[Run], ran: Run) -> Comparison | None:
+def _compared(gate: Gate, base: Sequence[Run], ran: Run, saved: Path) -> Comparison | None:
     """Compare, unless there is not the whole of a run."""
     if ran.meta.ended_early or not ran.summary["total"]["requests"]:
         return None
-    return comparison.compare(base, [ran], allowances=gate.allowances, tuned=gate.tuned)
+    samples = pairs.of_runs(gate.baseline, [saved])
+    return comparison.compare(base, [ran], allowances=gate.allowances, tuned=gate.tuned, samples=samples)
 
 
 def _worse(code: int, other: ExitCode) -> int:

@@ -12,10 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
+from pathlib import Path
 from typing import Any
 
 from vllm_locust.quantity import format_list
-from vllm_locust.samples import Sample
+from vllm_locust.samples import Sample, load
 from vllm_locust.terminal import COLUMNS, labelled, printable
 from vllm_locust.timeline import Outcome
 
@@ -142,6 +143,11 @@ class SideBySide:
         return sum(pair.mended for pair in self.pairs)
 
 
+def of_runs(base: Iterable[Path], new: Iterable[Path]) -> SideBySide:
+    """Put the samples that are beside some runs, given by their files or directories, beside each other."""
+    return side_by_side(*([sample for run in side for sample in load(run)] for side in (base, new)))
+
+
 def side_by_side(base: Sequence[Sample], new: Sequence[Sample]) -> SideBySide:
     """Put samples of the same request beside each other; of several runs a side, the first beside the first."""
     sides: dict[tuple[str, str, str], tuple[list[Sample], list[Sample]]] = defaultdict(lambda: ([], []))
@@ -199,7 +205,7 @@ def summary(found: SideBySide) -> str:
     }
     apart = format_list(f"{number} {what}" for what, number in left_out.items() if number)
     line = (
-        f"answers to {len(found.pairs)} prompts beside each other: {told}"
+        f"answers to {len(found.pairs)} prompt{'s' * (len(found.pairs) != 1)} beside each other: {told}"
         if found.pairs
         else "no prompt is on both sides"
     )

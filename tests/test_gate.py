@@ -19,7 +19,7 @@ from vllm_locust.errors import ExitCode
 from vllm_locust.results import FILE_NAME
 
 NAME = "<img src=x> | mine"
-LOAD = ("-u", "4", "-r", "4", "-t", "6s", "--parts", "short", "--name", NAME)
+LOAD = ("-u", "4", "-r", "4", "-t", "6s", "--parts", "short", "--name", NAME, "--save-samples", "3")
 SERVER = ("--ttft", "40ms", "--itl", "2ms")
 ROOM = ("--limit-difference", "ttft p50 +100%", "--limit-difference", "short: e2el p50 +100%")
 """More than a busy machine makes of a run, and less than the slower server does."""
@@ -112,6 +112,8 @@ def test_the_same_server_passes_and_its_baseline_stays(
     assert code == 0, said
     assert "\nVerdict   ok\n" in said
     assert "\nLimits    met: ttft p50 +100%: " in said
+    assert "\nSamples   answers to " in said
+    assert "answers to " in summary.read_text()
     assert said.endswith("\n          passed\n")
     assert (baseline / FILE_NAME).read_bytes() == before
     assert headings(summary.read_text())[0] == "Gate: passed"

@@ -73,6 +73,7 @@ LAYERS = [
         "stability",
         "summary",
         "verdict",
+        "bench_result",
         "bench_run",
         "older",
         "results",
@@ -162,7 +163,7 @@ WITHOUT_GEVENT = [
         "results",
         "older",
     ),
-    "bench_run",
+    *("bench_result", "bench_run"),
     "excerpt",
     *("chance", "intervals", "evidence", "spikes", "symptoms", "stability", "course"),
     *(

@@ -18,6 +18,7 @@ import msgspec
 
 from vllm_locust import bench_run
 from vllm_locust import recording as recordings
+from vllm_locust.bench_result import TOOL
 from vllm_locust.errors import InputError
 from vllm_locust.figures import Summary
 from vllm_locust.older import upgraded
@@ -186,7 +187,7 @@ def _decode(data: bytes, file: Path) -> dict[str, Any]:
     if not isinstance(saved, dict) or not {"format", "meta", "recording"} <= saved.keys():
         raise InputError(
             f"{file}: no run file of vllm-locust (with the keys format, meta and recording), "
-            f"and no result of {bench_run.TOOL} (with {format_list(sorted(bench_run.KEYS))})"
+            f"and no result of {TOOL} (with {format_list(sorted(bench_run.KEYS))})"
         )
     if saved["format"] != FORMAT:
         meta = saved["meta"] if isinstance(saved["meta"], dict) else {}

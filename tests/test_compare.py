@@ -205,6 +205,13 @@ def of(*, ttft_s: float | None = 0.3, failed: int = 0, tokens: int = 1000) -> Ru
     return windows(fill)
 
 
+def test_a_change_that_rounds_to_nothing_has_no_sign_of_a_fall() -> None:
+    told = Difference(scenario="a", figure=Figure("ttft", "p95"), base=1.0, new=0.9999)
+    assert told.shown(told.change) == "+0.0 %"
+    told = Difference(scenario="a", figure=Figure("failures"), base=0.5, new=0.49999)
+    assert told.shown(told.change) == "+0.00 pp"
+
+
 def row(found: Comparison, name: str) -> Difference:
     return next(row for row in found.differences if row.name == name)
 

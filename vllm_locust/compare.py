@@ -14,11 +14,11 @@ from vllm_locust.results import Run
 from vllm_locust.side import Side, scenarios
 from vllm_locust.terminal import COLUMNS, Column, labelled, printable, table, wrapped
 
-HEADS = ("base", "new", "difference", f"{CONFIDENCE:.0%} interval", "word")
+HEADS = ("base", "new", "difference", f"{100 * CONFIDENCE:g} % interval", "word")
 ALL = "all"
 LEGEND = (
-    f"A word is for a difference of more than {MARGIN:.0%} that chance does not make; comparing the same with itself, "
-    f"any of them is wrong at most once in {1 / ERROR:.0f} times. An interval is that of its row alone."
+    f"A word is for a difference of more than {100 * MARGIN:g} % that chance does not make; comparing the same with "
+    f"itself, any of them is wrong at most once in {1 / ERROR:.0f} times. An interval is that of its row alone."
 )
 
 

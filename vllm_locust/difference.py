@@ -85,15 +85,20 @@ class Difference:
             return "–"
         relative = self.relative(change)
         if relative is not None:
-            return f"{100 * relative:+.1f} %"
+            return f"{_rounded(100 * relative, 1):+.1f} %"
         if self.figure.unit is Unit.SHARE:
-            return f"{100 * change:+.2f} pp"
+            return f"{_rounded(100 * change, 2):+.2f} pp"
         return f"{'+' if change >= 0 else '-'}{self.figure.shown(abs(change))}"
 
     @property
     def interval(self) -> str:
         """Where the difference lies, at `CONFIDENCE`; a dash where nobody can say."""
         return "–" if self.low is None or self.high is None else f"{self.shown(self.low)} to {self.shown(self.high)}"
+
+
+def _rounded(value: float, digits: int) -> float:
+    """Round without leaving a negative zero."""
+    return round(value, digits) + 0.0
 
 
 def differences(base: Side, new: Side) -> list[Difference]:

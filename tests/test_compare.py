@@ -321,7 +321,11 @@ def test_too_few_windows_say_so_and_get_no_word() -> None:
     found = compared([run(1, windows=3)], [run(2, windows=3, slower=long_by(0.5))])
     assert {one.word for one in found.differences} == {Word.UNCLEAR}
     assert any("fewer than 4 windows" in remark for remark in found.remarks)
-    assert found.exit_code == ExitCode.OK
+    assert found.exit_code == ExitCode.NOT_JUDGED  # whatever was worse would have passed
+    assert "no difference could have been found" in compare.text(found)
+    ruled = compared([run(1, windows=3)], [run(2, windows=3, slower=long_by(0.5))], tuned=True)
+    assert ruled.rule is not None
+    assert (ruled.rule.state, ruled.exit_code) == (State.INCONCLUSIVE, ExitCode.NOT_JUDGED)
 
 
 # Several runs a side

@@ -121,8 +121,12 @@ def _findings(found: Comparison) -> Iterator[Finding]:
     if found.rule is not None and found.rule.state is not State.MET:
         code = ExitCode.MISSED if found.rule.state is State.MISSED else ExitCode.NOT_JUDGED
         yield Finding(code, "rule tuned", found.rule.text)
-    if (rows := found.rows(Word.WORSE)) and found.rule is None and not found.allowances:
+    if found.rule is not None or found.allowances:
+        return
+    if rows := found.rows(Word.WORSE):
         yield Finding(ExitCode.MISSED, "rows", f"worse: {_names(rows)}")
+    if found.differences and not any(row.tested for row in found.differences):
+        yield Finding(ExitCode.NOT_JUDGED, "rows", "no difference could have been found: see the remarks")
 
 
 def _names(rows: Sequence[Difference]) -> str:

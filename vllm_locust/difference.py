@@ -67,6 +67,11 @@ class Difference:
         return f"{self.scenario}: {self.figure.title}" if self.scenario else self.figure.title
 
     @property
+    def tested(self) -> bool:
+        """Whether a difference could have been found; failures are counted, which takes no test of their scatter."""
+        return self.likely is not None and self.figure != FAILURES
+
+    @property
     def change(self) -> float | None:
         """The difference, absent where a side has no value."""
         if self.base is None or self.new is None:
@@ -187,7 +192,7 @@ def with_words(rows: Iterable[Difference]) -> list[Difference]:
     """Return rows with their words, which are corrected for the number of rows that are tested."""
     rows = list(rows)
     tested = sorted(
-        (place for place, row in enumerate(rows) if row.likely is not None and row.figure != FAILURES),
+        (place for place, row in enumerate(rows) if row.tested),
         key=lambda place: rows[place].likely or 0.0,
     )
     for number, place in enumerate(tested):

@@ -42,6 +42,8 @@ def tuned(base: Side, new: Side) -> Verdict:
         state, texts = State.INCONCLUSIVE, _names(missing) or ["no TTFT on either side"]
     elif higher:
         state, texts = State.MISSED, [f"{text} is clearly higher" for text in _names(higher)]
+    elif not any(row.tested for row in first):
+        state, texts = State.INCONCLUSIVE, [f"no TTFT p95 could be told from chance: {first[0].note}"]
     elif not lower:
         state, texts = State.MISSED, ["TTFT p95 is clearly lower in no scenario"]
     else:
